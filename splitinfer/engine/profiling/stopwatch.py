@@ -53,7 +53,7 @@ _WARM = 2  # steps before the first trial
 _LENGTHS = 8  # of sequences that are timed together
 _MANY = 8  # layers that are timed together
 _MOST_MADE = 2**30  # bytes of their weights
-_MOST_STEP = 0.9  # the largest share of a step's fixed time in the quickest layer's step, so that each layer has a cost
+_MOST_STEP = 0.9  # the largest share of a step that its fixed time, the head and attending take: each layer has a cost
 _TOGETHER = 64 * 2**20  # bytes of weights made at a time
 _PARAMS = SamplingParams(temperature=0.7)  # draws noise for each row, as in most chats
 _FIRST_ID = 5  # of the made-up prompts
@@ -424,7 +424,8 @@ def _fitted(
             else:  # most rows of a chat attend to a whole window
                 attended = own.fewest(rows) + (min(rows, _LENGTHS) + _MOST_STEPS) / 2
                 beside += rows * single * (attended if grows else attended - own.behind)
-            seconds[rows] = max(0.0, took - beside) * (larger if rows == 1 else 1.0)
+            own_share = took - min(beside, _MOST_STEP * took)  # no layer is free, however busy the machine was
+            seconds[rows] = own_share * (larger if rows == 1 else 1.0)
         found[kind] = Costs.through(_rising(seconds), *((single, chunk) if grows else ()))
     return MachineProfile("", found, step=step, head=Costs.through(_rising(head)), trials=_trials_of(timed))
 

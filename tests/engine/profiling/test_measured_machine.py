@@ -129,6 +129,13 @@ def test_first_positions_that_cost_more_than_others_do(question: Question, monke
 
 
 @pytest.mark.usefixtures("emulated")
+def test_no_layer_is_free_whatever_attending_seems_to_take(question: Question, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stopwatch.Timed, "attending", lambda _timed, _rows: 1.0)
+    layers = measure_machine("mini", question, seconds=0.5).layers
+    assert min(costs.at(Shape(1)) for costs in layers.values()) > 0
+
+
+@pytest.mark.usefixtures("emulated")
 def test_the_costs_of_drafts_come_out():
     draft, seconds, more = measure_draft("demo-draft+ngram", "auto", 2048)
     assert seconds == pytest.approx(4e-3, rel=0.02)

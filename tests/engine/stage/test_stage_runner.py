@@ -182,7 +182,7 @@ def test_a_plan_that_the_stage_cannot_carry_out_is_refused(whole: StageRunner, p
 def last_rows(steps: Steps, *slices: Slice) -> tuple[list[tuple[int, ...]], int]:
     """The tokens of each slice of one step, and how many rows the last stage computed for them."""
     done = steps.last(*slices)
-    return [tuple(token.token_id for token in part.tokens) for part in done.sampled], done.figures.rows
+    return [tuple(token.token_id for token in part.tokens) for part in done.sampled], done.figures().rows
 
 
 def test_right_drafts_are_taken_and_one_more(steps: Steps, expected: list[int]):
