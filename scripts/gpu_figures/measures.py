@@ -227,7 +227,7 @@ def _sent(
 
     def finish(launched: Launched) -> None:
         done = runner.finish(launched)
-        parts, figures = to_parts(done.hidden, done.packed), done.figures
+        parts, figures = to_parts(done.hidden, done.packed), done.figures()
         until_sent, step = time.monotonic() - figures.ended, figures.ended - figures.started
         sent.append((1e3 * until_sent, 1e3 * step, parts.num_unfit))
         free.release()
