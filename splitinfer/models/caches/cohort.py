@@ -7,15 +7,15 @@
 As long as the members of a *cohort* stay the same, a step writes one position of each and attends once, with neither a
 loop nor a copy. When a member joins or leaves, the arrays are rebuilt. Sums of members of equal length are bitwise
 equal to each member's alone. Shorter members are padded to the longest and masked, which changes the order of addition.
-A member's own caches are empty and know only their offset; any other use of the member first calls ``release``, which
-returns its arrays to it.
+A member's own caches are empty, and their offset is not kept; any other use of the member first calls ``release``, which
+returns both to it.
 """
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -43,7 +43,8 @@ class SequenceCaches:
 
     def arrays(self) -> list[mx.array]:
         """Return all arrays of its own caches; they must be evaluated after a step."""
-        return [array for cache in (*self.own, *self.heads) for array in arrays_of(cache)]
+        own = self.own if self.cohort is None else self.cohort.others_of(self)
+        return [array for cache in (*own, *self.heads) for array in arrays_of(cache)]
 
     @property
     def has_grids(self) -> bool:
@@ -86,12 +87,9 @@ class SequenceCaches:
     def rewind(self, back: int) -> bool:
         """Roll back by ``back`` tokens and return whether every cache could. In a cohort only the lengths change:
         nothing is copied, and entries beyond the length are masked until they are overwritten."""
-        inside = set() if self.cohort is None else {id(self.full[place]) for place in self.cohort.places}
-        for cache in self.own:
-            if id(cache) in inside:
-                cache.offset -= back
-            elif not trim(cache, back):
-                return False
+        own = self.own if self.cohort is None else self.cohort.others_of(self)
+        if not all(trim(cache, back) for cache in own):
+            return False
         self.place.position -= back
         return True
 
@@ -117,18 +115,33 @@ def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int
     return mask
 
 
-def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
+@cache
+def padding_is_exact() -> bool:
+    """Return whether attention over keys that are padded and masked is bitwise that over the keys alone, as a trial on
+    random numbers shows. It is if each sum adds one number after the other: a masked key adds an exact zero."""
+    key = mx.random.key(0)
+    for dtype in (mx.float32, mx.float16, mx.bfloat16):
+        for length, padded, dim in ((3, 5, 16), (23, 64, 64), (61, 77, 80), (300, 511, 128)):
+            q, k, v = (one.astype(dtype) for one in mx.random.normal((3, 1, 2, padded, dim), key=key))
+            wanted = attention(q[:, :, :3], k[:, :, :length], v[:, :, :length], 0.1, None)
+            mask = mx.broadcast_to(mx.arange(padded) < length, (1, 2, 3, padded))
+            if not mx.array_equal(attention(q[:, :, :3], k, v, 0.1, mask), wanted):
+                return False
+    return True
+
+
+def share_calls(lengths: Sequence[int], *, pads: bool) -> list[list[int]]:
     """Return the indices of decoding sequences in groups; each group attends in one call.
 
-    With ``exact``, sequences of a group have equal lengths. Otherwise their lengths are within a quarter of each other,
-    so padding costs at most that in memory and time. Up to ``BLOCK`` tokens all take the same room anyway.
+    Without ``pads``, sequences of a group have equal lengths. Otherwise their lengths are within a quarter of each
+    other, so padding costs at most that in memory and time. Up to ``BLOCK`` tokens all take the same room anyway.
 
-    >>> share_calls([9, 9, 12, 9], exact=True), share_calls([9, 9, 12, 40], exact=False)
+    >>> share_calls([9, 9, 12, 9], pads=False), share_calls([9, 9, 12, 40], pads=True)
     ([[0, 1, 3], [2]], [[0, 1, 2, 3]])
     """
     groups: dict[Hashable, list[int]] = {}
     for i, length in enumerate(lengths):
-        key = length if exact else int(math.log(max(length, BLOCK)) / math.log(1.25))
+        key = int(math.log(max(length, BLOCK)) / math.log(1.25)) if pads else length
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
@@ -147,8 +160,14 @@ class Cohort:
                 member.full[place].keys = member.full[place].values = None
         for cohort in before.values():
             cohort.dissolve()
-        self._rows = mx.arange(len(members))
+        inside = {id(members[0].full[place]) for place in self.places}
+        self._others = [i for i, cache in enumerate(members[0].own) if id(cache) not in inside]
+        self._folds_heads = not on_gpu()
         self.begin_step()
+
+    def others_of(self, member: SequenceCaches) -> list[Cache]:
+        """Return a member's own caches that are not in the arrays."""
+        return [member.own[i] for i in self._others]
 
     def row_of(self, member: SequenceCaches) -> int:
         """Return the row of a member's keys and values in the arrays."""
@@ -160,24 +179,27 @@ class Cohort:
         self._used = max(lengths) + 1
         self._is_even = min(lengths) + 1 == self._used
         self._masks: dict[tuple[int, ...], mx.array] = {}
+        self._all = (slice(None), slice(None), slice(self._used))
+        self._last = (slice(None), slice(None), slice(self._used - 1, self._used))
         if not self._is_even:
-            self._at = mx.array(lengths, dtype=mx.int32)
+            self._at = mx.array(lengths, dtype=mx.int32)[:, None, None, None]
 
     def store(self, place: int, k: mx.array, v: mx.array) -> Any:
         """Append each member's new [B, kv heads, 1, d] keys and values. Return all, [B, kv heads, longest, d]."""
-        like = self.members[0].full[place]
-        self._kv[place] = tree_map(partial(self._write, like.phase), self._kv[place], like.encode(k, v))
-        for member in self.members:
-            member.full[place].offset += 1
-        return like.decode(*tree_map(lambda array: array[:, :, : self._used], self._kv[place]))
+        like, (keys, values) = self.members[0].full[place], self._kv[place]
+        k, v = like.encode(k, v)
+        keys, values = self._kv[place] = self._write(like.phase, keys, k), self._write(like.phase, values, v)
+        return like.decode(self._read(keys), self._read(values))
 
     def attend(self, q: mx.array, k: Any, v: Any, scale: float, sinks: mx.array | None) -> mx.array:
         """Return attention [B, heads, 1, d] of one query per member over what ``store`` returned."""
-        if sinks is None and not on_gpu():
+        heads = q.shape[1]
+        if sinks is None and self._folds_heads:
             # Heads that share keys become rows of one product: MLX's CPU backend would read the keys once per head.
-            q = q.reshape(k.shape[0], k.shape[1], -1, q.shape[-1])
+            kv_heads = k.shape[1]
+            q = q.reshape(q.shape[0], kv_heads, heads // kv_heads, q.shape[-1])
         y = attention(q, k, v, scale, self._mask(q.shape[1:3]), sinks)
-        return y.reshape(y.shape[0], -1, 1, y.shape[-1])
+        return y if y.shape[2] == 1 else y.reshape(y.shape[0], heads, 1, y.shape[-1])
 
     def _mask(self, rows: tuple[int, ...]) -> mx.array | None:
         """Return which keys each member sees, bool [B, *rows, longest], or ``None`` if all. ``rows``: heads, rows of
@@ -188,7 +210,7 @@ class Cohort:
         if self._is_even:
             return None
         if rows not in self._masks:
-            mask = (mx.arange(self._used)[None] <= self._at[:, None])[:, None, None]
+            mask = mx.arange(self._used) <= self._at
             self._masks[rows] = mx.contiguous(mx.broadcast_to(mask, (len(self.members), *rows, self._used)))
         return self._masks[rows]
 
@@ -199,6 +221,7 @@ class Cohort:
     def view(self, member: SequenceCaches, place: int) -> Cache:
         """Return a member's keys and values at a place without copying, for reading until the next step."""
         row, cache = self.row_of(member), copy(member.full[place])
+        cache.offset = member.place.position
         cache.keys, cache.values = tree_map(lambda array: array[row : row + 1], self._kv[place])
         return cache
 
@@ -207,6 +230,7 @@ class Cohort:
         row = self.row_of(member)
         for place in self.places:
             cache = member.full[place]
+            cache.offset = member.place.position
             # Gathered, not sliced: a slice would hold the arrays of the whole cohort.
             pick = partial(_picked, [row], room(max(cache.offset, 1), cache.phase))
             cache.keys, cache.values = tree_map(pick, self._kv[place])
@@ -244,14 +268,18 @@ class Cohort:
         kv = ((member.full[place].keys, member.full[place].values) for member in self.members)
         return tree_map(lambda *arrays: mx.concatenate([fitted(array, length) for array in arrays]), *kv)
 
-    def _write(self, phase: float, old: mx.array, new: mx.array) -> mx.array:
+    def _write(self, phase: float, old: Any, new: Any) -> Any:
+        if isinstance(old, tuple):
+            return tuple(self._write(phase, *both) for both in zip(old, new, strict=True))
         if self._used > old.shape[2]:
             old = fitted(old, room(self._used, phase))
-        if self._is_even:
-            old[:, :, self._used - 1 : self._used] = new
-        else:
-            old[self._rows, :, self._at] = new[:, :, 0]
+        if not self._is_even:
+            return mx.put_along_axis(old, self._at, new, axis=2)
+        old[self._last] = new
         return old
+
+    def _read(self, stored: Any) -> Any:
+        return tuple(map(self._read, stored)) if isinstance(stored, tuple) else stored[self._all]
 
 
 def _picked(rows: Sequence[int], length: int, array: mx.array) -> mx.array:

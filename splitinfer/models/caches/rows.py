@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from itertools import islice
 from typing import Any, cast
 
 import mlx.core as mx
@@ -104,6 +105,11 @@ class ByPart:
 class RowMask(ByPart):
     """The result of ``make_mask``: each part's own mask, made before the model writes to the caches."""
 
+    @cached_property
+    def hides(self) -> bool:
+        """Whether any part has a mask."""
+        return any(one is not None for one in self.by_part)
+
 
 @dataclass(slots=True)
 class NewKV:
@@ -171,17 +177,20 @@ class RowCache:
         """Return [T, heads, 1, d]: each group's attention over its own keys and values, including the new ones."""
         if mask is not None and not isinstance(mask, RowMask):
             raise NotByRows("the model made a mask of its own")
-        masks, outputs = None if mask is None else iter(mask.by_part), []
-        for group in self.step.groups:
-            own = [None if masks is None else next(masks) for _ in group.parts]
-            rows, first = slice(group.first, group.last), group.first
-            cohort = group.cohort
+        groups, outputs = self.step.groups, list[mx.array]()
+        masks = iter(mask.by_part) if mask is not None and mask.hides else None
+        for group in groups:
+            rows, first, cohort = slice(group.first, group.last), group.first, group.cohort
+            own = (None,) * len(group.parts) if masks is None else tuple(islice(masks, len(group.parts)))
             if cohort is not None and self._index in cohort.places:
-                if any(one is not None for one in own):
+                if masks is not None and any(one is not None for one in own):
                     raise NotByRows("the model masks single rows over plain keys and values")
-                if rows.start not in keys.fetched:
-                    keys.fetched[rows.start] = cohort.store(self._index, keys.array[rows], values.array[rows])
-                outputs.append(cohort.attend(queries[rows], *keys.fetched[rows.start], scale, sinks))
+                q, k, v = queries, keys.array, values.array
+                if len(groups) > 1:
+                    q, k, v = q[rows], k[rows], v[rows]
+                if first not in keys.fetched:
+                    keys.fetched[first] = cohort.store(self._index, k, v)
+                outputs.append(cohort.attend(q, *keys.fetched[first], scale, sinks))
                 continue
             for part, part_mask in zip(group.parts, own, strict=True):
                 rows = slice(first, first := first + part.count)

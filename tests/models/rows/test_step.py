@@ -140,7 +140,7 @@ def test_cohorts_over_many_lengths(exact: bool):
     ],
 )
 def test_who_shares_a_call(lengths: list[int], exact: bool, groups: list[list[int]]):
-    assert share_calls(lengths, exact=exact) == groups
+    assert share_calls(lengths, pads=not exact) == groups
 
 
 def cohort(count: int) -> tuple[Both, list[int]]:
