@@ -6,16 +6,17 @@
 
 As long as the members of a *cohort* stay the same, a step writes one position of each and attends once, with neither a
 loop nor a copy. When a member joins or leaves, the arrays are rebuilt. Sums of members of equal length are bitwise
-equal to each member's alone. Shorter members are padded to the longest and masked, which changes the order of addition.
-A member's own caches are empty, and their offset is not kept; any other use of the member first calls ``release``, which
-returns both to it.
+equal to each member's alone. Shorter members are padded to the longest and masked, which changes the order of addition
+where ``padding_is_exact`` is false. A member's own caches are empty and do not count its tokens; any other use of the
+member first calls ``release``, which returns its arrays to it.
 """
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -115,7 +116,7 @@ def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int
     return mask
 
 
-@cache
+@functools.cache
 def padding_is_exact() -> bool:
     """Return whether attention over keys that are padded and masked is bitwise that over the keys alone, as a trial on
     random numbers shows. It is if each sum adds one number after the other: a masked key adds an exact zero."""

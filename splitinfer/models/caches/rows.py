@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, cast
 
 import mlx.core as mx
@@ -181,7 +181,7 @@ class RowCache:
         masks = iter(mask.by_part) if mask is not None and mask.hides else None
         for group in groups:
             rows, first, cohort = slice(group.first, group.last), group.first, group.cohort
-            own = (None,) * len(group.parts) if masks is None else tuple(islice(masks, len(group.parts)))
+            own = repeat(None) if masks is None else tuple(islice(masks, len(group.parts)))
             if cohort is not None and self._index in cohort.places:
                 if masks is not None and any(one is not None for one in own):
                     raise NotByRows("the model masks single rows over plain keys and values")
@@ -192,7 +192,7 @@ class RowCache:
                     keys.fetched[first] = cohort.store(self._index, k, v)
                 outputs.append(cohort.attend(q, *keys.fetched[first], scale, sinks))
                 continue
-            for part, part_mask in zip(group.parts, own, strict=True):
+            for part, part_mask in zip(group.parts, own, strict=False):
                 rows = slice(first, first := first + part.count)
                 if rows.start not in keys.fetched:
                     new = (array[rows].transpose(2, 1, 0, 3) for array in (keys.array, values.array))

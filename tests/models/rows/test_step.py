@@ -1,5 +1,6 @@
 """Steps of many sequences: each row is what its sequence alone would have, whoever else is in the step."""
 
+import sys
 import weakref
 from dataclasses import dataclass, field
 
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 from plans import Planned, cut_at
 
+from splitinfer.models.caches import cohort as cohorts
 from splitinfer.models.caches.caches import CachePlace
 from splitinfer.models.caches.cohort import SequenceCaches, share_calls
 from splitinfer.models.caches.rows import RowCache, RowsCall, RowStep, SequenceRows, each_sequence
 from splitinfer.models.cut.cut import StageModel
-from splitinfer.models.rows.step import StepModel, Way, nbytes
+from splitinfer.models.rows.step import StepModel, Way, arrays_to_evaluate, nbytes
 from tests.stages import held_in
 
 ROUNDING = 2e-5  # relative, float32
@@ -143,6 +145,19 @@ def test_who_shares_a_call(lengths: list[int], exact: bool, groups: list[list[in
     assert share_calls(lengths, pads=not exact) == groups
 
 
+def test_a_sum_in_another_order_shows_that_padding_is_not_exact(monkeypatch: pytest.MonkeyPatch):
+    """As on a machine that adds several numbers at a time."""
+
+    def in_halves(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+        half = k.shape[2] // 2
+        scores = scale * (q @ k.swapaxes(-1, -2))
+        shares = mx.softmax(scores if mask is None else mx.where(mask, scores, -1e4), axis=-1)
+        return shares[..., :half] @ v[:, :, :half] + shares[..., half:] @ v[:, :, half:]
+
+    monkeypatch.setattr(cohorts, "attention", in_halves)
+    assert not cohorts.padding_is_exact.__wrapped__()
+
+
 def cohort(count: int) -> tuple[Both, list[int]]:
     """Sequences that decode together, on one stage."""
     both = Both("llama", ())
@@ -174,6 +189,36 @@ def test_a_member_left_behind_does_not_keep_the_others_bytes():
     assert left.cohort is None
     assert nbytes([left]) == held_in(both.pools[0]) / 4
     assert both.step((numbers[0], 1), (numbers[1], 1)) == 0
+
+
+@pytest.mark.parametrize("more", [0, 3], ids=["equal lengths", "unequal lengths"])
+def test_a_layer_of_a_cohort_has_no_loop_over_its_members(more: int):
+    def calls(layers: int, members: int) -> int:
+        """The calls that the host makes to build a step's graph."""
+        model, count = tiny.build("llama", num_hidden_layers=layers)[0], 0
+        step = StepModel(StageModel(model, 0, layers), exact=False)
+        step.use(Way.ROWS, shares_calls=True)
+        caches = [step.stage.make_caches() for _ in range(members)]
+        for i, one in enumerate(caches):
+            step.run([SequenceRows(one, 0, 20 + more * i)], [1] * (20 + more * i), None)
+
+        def noting(_frame: object, event: str, _argument: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        for _ in range(2):  # the first one makes the cohort
+            parts = [SequenceRows(one, one.place.position, 1, 1) for one in caches]
+            count = 0
+            sys.setprofile(noting)
+            try:
+                step.run(parts, [1] * members, None)
+                arrays_to_evaluate(parts)
+            finally:
+                sys.setprofile(None)
+        return count
+
+    of_one_layer = [calls(6, members) - calls(5, members) for members in (3, 12)]
+    assert of_one_layer[0] == of_one_layer[1]
 
 
 def test_choices_among_tokens_stay_each_sequence_s_own():
