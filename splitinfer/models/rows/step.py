@@ -54,8 +54,7 @@ class StepModel:
 
     def __init__(self, model: StageModel, *, exact: bool | None = None) -> None:
         self.stage = model
-        exact = is_batch_invariant() if exact is None else exact
-        self._pads = not exact or padding_is_exact()
+        self._exact = is_batch_invariant() if exact is None else exact
         self._fresh = fresh = model.make_caches().full
         self._caches = [RowCache(i, cache) for i, cache in enumerate(fresh)]
         self._plain_places = [i for i in model.own_places if type(fresh[i]) in (GrowingKVCache, QuantisedKVCache)]
@@ -241,6 +240,11 @@ class StepModel:
         return [y[:, 0] if to_step is None else y[:, 0][mx.argsort(to_step)]]
 
     # -- grouping attention calls ------------------------------------------------------------
+
+    @cached_property
+    def _pads(self) -> bool:
+        """Whether sequences of unequal length may share an attention call."""
+        return not self._exact or padding_is_exact()
 
     def _arrange(self, parts: Sequence[SequenceRows]) -> tuple[RowStep, mx.array | None]:
         """Return a step that has the parts which share an attention call next to each other, and each other part as a
