@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import psutil
 import yaml
@@ -159,6 +159,12 @@ class Running:
                 child.kill()
         self._close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def _close(self) -> None:
         """All three pipes: one that is left to the garbage collector fails the test that runs then."""
         assert self._popen.stdin is not None
@@ -184,20 +190,14 @@ class RunningWorker(Running):
 @contextmanager
 def worker(*args: str, name: str = "back", env: Mapping[str, str] | None = None) -> Iterator[RunningWorker]:
     port = () if "--port" in args else ("--port", "0")
-    running = RunningWorker("worker", "--no-announce", "--name", name, *port, *args, env=env)
-    try:
+    with RunningWorker("worker", "--no-announce", "--name", name, *port, *args, env=env) as running:
         yield running
-    finally:
-        running.end()
 
 
 @contextmanager
 def coordinator(layout: Path, *args: str) -> Iterator[Running]:
-    running = Running("coord", "--layout", str(layout), *args)
-    try:
+    with Running("coord", "--layout", str(layout), *args) as running:
         yield running
-    finally:
-        running.end()
 
 
 def local_workers(coordinator: psutil.Process | None = None) -> dict[str, psutil.Process]:

@@ -16,12 +16,9 @@ NUM_LAYERS = 4
 
 def said(*arguments: str) -> str:
     """What a command prints."""
-    running = Running("models", *arguments)
-    try:
+    with Running("models", *arguments) as running:
         assert running.wait(60) == 0, running.err
         return running.out
-    finally:
-        running.end()
 
 
 @pytest.mark.nightly

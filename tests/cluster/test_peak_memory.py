@@ -35,11 +35,8 @@ with splitinfer.LLM(layout) as llm:
 @contextmanager
 def answering(layout: Path) -> Iterator[tuple[Running, list[int]]]:
     """A coordinator that has answered, and the bytes of weights that each stage says it holds."""
-    coordinator = Running(str(layout), code=COORDINATOR)
-    try:
+    with Running(str(layout), code=COORDINATOR) as coordinator:
         yield coordinator, json.loads(coordinator.prints(r"\[.*\]", 60)[0])
-    finally:
-        coordinator.end()
 
 
 def peak(process: psutil.Process) -> int:

@@ -28,13 +28,10 @@ LAST_WORDS = "The tests passed."
 
 @contextmanager
 def serving(*args: str) -> Iterator[tuple[Running, httpx.Client]]:
-    running = Running(*args, "--kv-dir", "none", env={"SPLITINFER_API_KEY": "sesame"})
-    try:
+    with Running(*args, "--kv-dir", "none", env={"SPLITINFER_API_KEY": "sesame"}) as running:
         url = running.sees(r"serving \S+ at (http://127.0.0.1:\d+)/v1, .* a key is needed")[1]
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer sesame"}, timeout=120) as client:
             yield running, client
-    finally:
-        running.end()
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +107,8 @@ def test_two_layouts_take_turns_on_one_worker(tmp_path: Path):
 def test_a_port_in_use_is_told_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        running = Running("serve", "--layout", "demo", "--port", str(port))
-        try:
+        with Running("serve", "--layout", "demo", "--port", str(port)) as running:
             assert running.wait(30) == 1
-        finally:
-            running.end()
     (sentence,) = running.complaints
     assert sentence.endswith(f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port")
     assert "needs" not in running.err, "it was loaded"

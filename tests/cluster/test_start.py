@@ -25,15 +25,12 @@ NOT_NEEDED = {"asyncio", "huggingface_hub", "jinja2", "prompt_toolkit", "rich", 
 
 
 def test_a_loaded_worker_has_no_tokenizers_and_no_client_of_the_hub() -> None:
-    running = Running("worker", "--child", "--name", "back", "--kv-dir", "none", code=WORKER)
-    try:
+    with Running("worker", "--child", "--name", "back", "--kv-dir", "none", code=WORKER) as running:
         address = json.loads(running.prints(r"\{.*\}")[0])["address"]
         with Peer(address) as peer:
             assert isinstance(peer.say(hello()).hear(), Welcome)
             assert isinstance(peer.say(load()).hear(), Ready)
         running.signal(signal.SIGTERM)
         modules = set(running.prints(r"imported .*\n")[0].split())
-    finally:
-        running.end()
     assert "mlx_lm.models.llama" in modules
     assert not modules & NOT_NEEDED

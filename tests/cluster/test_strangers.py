@@ -132,16 +132,12 @@ Said = tuple[Message | np.ndarray, ...]
 TWO = step(at(1, 0, 5, 6), new=(new(1),))
 
 
-def shaped(*shape: int, dtype: str = "float32") -> Said:
-    return TWO[0], Rows(0, TensorSpec(dtype, shape)), np.zeros(shape, np.float32)
-
-
 WRONG_STEPS: dict[str, Said] = {
     "half a payload": (*TWO[:2], TWO[2][:1]),
     "rows without a plan": TWO[1:],
     "rows of another step": (TWO[0], Rows(7, None)),
     "ten thousand plans": (TWO[0],) * 10_000,
-    "too narrow": shaped(2, 64),
+    "too narrow": (TWO[0], Rows(0, TensorSpec("float32", (2, 64))), np.zeros((2, 64), np.float32)),
     "never opened": step(at(9, 0)),
     "beyond all room": step(at(1, 0, *[5] * 20_000), new=(new(1),)),
     "saving the unknown": step(at(1, 0), new=(new(1),), saves=(Save(1, 9, 0, 1),)),

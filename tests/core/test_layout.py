@@ -23,13 +23,6 @@ def error_of(*stages: StageSpec) -> str:
     return str(caught.value)
 
 
-def test_ranges_follow_from_the_counts():
-    layout = two()
-    assert layout.stages == (StageSpec("studio", 0, 40, None), StageSpec("mini", 40, 66, MINI))
-    assert (layout.num_stages, layout.num_layers) == (2, 66)
-    assert [stage.num_layers for stage in layout.stages] == [40, 26]
-
-
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=8))
 def test_every_layer_is_on_exactly_one_stage(counts: list[int]):
     layout = Layout(lay_out((f"s{i}", count, "local" if i else None) for i, count in enumerate(counts)))

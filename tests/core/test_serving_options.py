@@ -42,12 +42,6 @@ def test_wrong_dials_are_refused(wrong: dict[str, object], sentence: str):
         Layout.from_dict({**STAGES, "serving": wrong}, "x")
 
 
-def test_a_layout_says_them_under_serving():
-    layout = Layout.from_dict({**STAGES, "serving": {"policy": "watermark", "kv_high": 0.8}, "kv_format": "k8v8"})
-    assert layout.serving == ServingOptions(policy="watermark", kv_high=0.8)
-    assert layout.kv_format == "k8v8"
-
-
 @pytest.mark.parametrize(
     ("serving", "sentence"),
     [

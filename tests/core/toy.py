@@ -426,6 +426,23 @@ class House:
             invariants.check(self.scheduler)
         raise AssertionError("it never ends")
 
+    def check(self) -> None:
+        """Run to the end: every answer is right, and no KV is lost."""
+        self.run()
+        self.check_answers()
+        self.check_kv()
+
+    def until(self, happened: Callable[[], object]) -> None:
+        """Run until it happened."""
+        while not happened():
+            self.step() or self.deliver()
+
+    def plan(self) -> StepPlan:
+        """A step, of which there must be one."""
+        plan = self.step()
+        assert plan is not None
+        return plan
+
     def expire(self, now: float) -> list[int]:
         seq_ids = self.scheduler.expire(now)
         for seq_id in seq_ids:

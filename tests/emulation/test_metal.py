@@ -1,14 +1,13 @@
 """The table of kernels is what MLX's source gives for these shapes; layers round by kernel, and by that alone."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from tests.emulation.metal import CHIPS, Chip, attention, dense, experts, quantised
+from tests.emulation.metal import CHIPS, attention, dense, experts, quantised
 from tests.emulation.rounding import RowNoise
 
 PAGE = Path(__file__).parents[2] / "docs" / "understand" / "exactness.md"
@@ -28,13 +27,9 @@ def changes(kernel: Callable[[int], str]) -> str:
 
 def row(model: str) -> str:
     hidden, heads, kv_heads, dim = MODELS[model]
-    cells = [changes(partial(_quantised, CHIPS[chip], hidden, heads * dim)) for chip in SHOWN]
+    cells = [changes(lambda rows, chip=CHIPS[chip]: quantised(chip, rows, hidden, heads * dim)) for chip in SHOWN]
     cells.append(changes(lambda rows: attention(CHIPS["M4 Max"], rows, 2048, dim, heads // kv_heads)))
     return f"| {model} | {' | '.join(cells)} |"
-
-
-def _quantised(chip: Chip, width: int, out: int, rows: int) -> str:
-    return quantised(chip, rows, width, out)
 
 
 def test_the_table_on_the_page():

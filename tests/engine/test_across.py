@@ -6,7 +6,8 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import IPv4Interface
@@ -24,7 +25,7 @@ import vlm_configs
 from cluster.cable import Cable
 from configs import configurations
 from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, num_layers, recut, some_wrong, streams_of
-from processes import local_workers, until, worker
+from processes import RunningWorker, local_workers, until, worker
 from tiny import Folder
 
 from splitinfer import Flight, SamplingParams
@@ -324,41 +325,41 @@ def test_rdma_ends_with_its_cable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(said, None) is None
 
 
+@contextmanager
+def struck(folder: Path, remote: RunningWorker, strike: Callable[[], object], **patience: float) -> Iterator[LLM]:
+    """A stage whose second rank is a process of another worker, which is struck in an answer. The tokens stay."""
+    prompt, described = stages.prompt(20), stages.layout(folder, [4], [], across=[0])
+    described["stages"][0]["across"] = ["local", remote.address]
+    with LLM(described, settings=Settings(rejoin_timeout=60.0, **patience)) as llm:
+        events = iter(request := llm.submit(prompt, SamplingParams(max_tokens=60, ignore_eos=True)))
+        while len(request.output.token_ids) < 10:
+            next(events)
+        strike()
+        assert all(event for event in events)
+        assert request.output.token_ids == stages.plain_greedy(folder, prompt, 60)
+        yield llm
+
+
 @NIGHTLY
 def test_a_rank_of_another_machine_is_a_process_of_its_worker(tiny_folder: Folder) -> None:
     """It ends with the session, and another takes its place when it is lost."""
-    folder, prompt = tiny_folder("llama"), stages.prompt(20)
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
     with worker() as remote:
-        described = stages.layout(folder, [4], [], across=[0])
-        described["stages"][0]["across"] = ["local", remote.address]
-        with LLM(described, settings=Settings(rejoin_timeout=60)) as llm:
-            events = iter(request := llm.submit(prompt, params))
-            while len(request.output.token_ids) < 10:
-                next(events)
+
+        def strike() -> None:
             (rank,) = remote.children()
             rank.kill()
-            assert all(event for event in events)
-            assert request.output.token_ids == stages.plain_greedy(folder, prompt, 60)
+
+        with struck(tiny_folder("llama"), remote, strike):
+            pass
         until(lambda: not remote.children(), "the rank's process ends with the session", 10)
         assert remote.is_alive
 
 
 def test_of_two_machines_of_a_stage_one_goes_on(tiny_folder: Folder) -> None:
-    folder, prompt = tiny_folder("llama"), stages.prompt(20)
-    params, patience = SamplingParams(max_tokens=60, ignore_eos=True), {"leave_after": 1.0, "rejoin_timeout": 60.0}
-    with worker() as remote:
-        described = stages.layout(folder, [4], [], across=[0])
-        described["stages"][0]["across"] = ["local", remote.address]
-        with LLM(described, settings=Settings(**patience)) as llm:
-            events = iter(request := llm.submit(prompt, params))
-            while len(request.output.token_ids) < 10:
-                next(events)
-            remote.signal(signal.SIGKILL)
-            assert all(event for event in events)
-            assert request.output.token_ids == stages.plain_greedy(folder, prompt, 60)
-            assert (llm.layout.cut, llm.layout.workers) == ("4", ())
-            assert "s0/1 is gone. s0/0 goes on alone with 4 of 4 layers" in str(llm.health().absent)
+    folder, patience = tiny_folder("llama"), {"leave_after": 1.0}
+    with worker() as remote, struck(folder, remote, lambda: remote.signal(signal.SIGKILL), **patience) as llm:
+        assert (llm.layout.cut, llm.layout.workers) == ("4", ())
+        assert "s0/1 is gone. s0/0 goes on alone with 4 of 4 layers" in str(llm.health().absent)
 
 
 @NIGHTLY

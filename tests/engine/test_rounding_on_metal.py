@@ -80,17 +80,14 @@ def outcome(name: str, bits: int | None, patch: pytest.MonkeyPatch, chip: str = 
     """What the trials of a whole model find, on a chip or where rows might round otherwise and do not."""
     model, layers = tiny.build(name)[0], tiny.CONFIGS[name]["num_hidden_layers"]
     if bits is not None:
-        nn.quantize(model, 32, bits, class_predicate=lambda _path, each: has_words(each))
+        has_words = lambda _, each: hasattr(each, "to_quantized") and each.weight.shape[-1] % 32 == 0  # noqa: E731
+        nn.quantize(model, 32, bits, class_predicate=has_words)
     mx.eval(model.parameters())
     with patch.context() as here:
         here.setattr(blas, "_maps", lambda: None)
         if chip:
             RowNoise(_SIZE, chip=CHIPS[chip]).install(here.setattr)
         return try_stage(StageModel(model, 0, layers), "exact", lambda _subject: None)
-
-
-def has_words(module: nn.Module) -> bool:
-    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
 
 
 @pytest.mark.parametrize("bits", usual(4, None))

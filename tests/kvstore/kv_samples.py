@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 from splitinfer.core.kv.block_tree import KEY_BYTES
 from splitinfer.core.plan import StoredPart, TensorSpec
@@ -39,6 +40,13 @@ def buffers(record: Record, salt: int = 0) -> list[bytes]:
 
 def name_of(record: Record, layers: tuple[int, int] = LAYERS) -> FileName:
     return FileName(record.key, record.parent, record.start, record.end, *layers)
+
+
+def flip(file: Path, pick: random.Random | None = None) -> None:
+    """Change a bit of a file: any, or one of its last array."""
+    data = bytearray(file.read_bytes())
+    data[-5 if pick is None else pick.randrange(len(data))] ^= 1 << (0 if pick is None else pick.randrange(8))
+    file.write_bytes(data)
 
 
 def is_right(record: Record, read: Sequence[memoryview], salt: int = 0) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, is_right, name_of
+from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, flip, is_right, name_of
 from processes import until
 
 from splitinfer.core.kv.block_tree import Key
@@ -229,7 +229,7 @@ def test_a_damaged_file_is_removed_and_written_again(open_store: Open, path: Pat
     store, record, other = open_store(), block(), block(7)
     put(store, record, other)
     file = file_of(path, record)
-    flip(file, random.Random(1))
+    flip(file)
     new = open_store()
     assert set(new.offer()) == {record.key, other.key}
     assert new.get(record.key) is None
@@ -238,12 +238,6 @@ def test_a_damaged_file_is_removed_and_written_again(open_store: Open, path: Pat
     assert new.offer() == (other.key,)
     assert put(new, record) == (record.key,)
     assert holds(new, record)
-
-
-def flip(file: Path, pick: random.Random) -> None:
-    data = bytearray(file.read_bytes())
-    data[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
-    file.write_bytes(data)
 
 
 @pytest.mark.parametrize("seed", range(10))

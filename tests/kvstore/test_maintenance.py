@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, name_of
+from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, flip, name_of
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
@@ -68,12 +68,6 @@ def test_all_is_removed_but_what_is_not_ours(path: Path):
     assert remove(path, None) == (5, nbytes)
     assert sorted(file for file in path.rglob("*") if file.is_file()) == sorted(others)
     assert remove(path, None) == (0, 0)
-
-
-def spoil(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-5] ^= 1
-    file.write_bytes(data)
 
 
 def test_a_stage_at_work_survives_that_all_is_removed(path: Path):
@@ -167,7 +161,7 @@ def test_gc_says_what_it_removed(path: Path):
     records = chain(4, size=300_000)
     fill(path, records)
     fill(path, [block(9, size=500_000)], OTHER_GROUP, used=1000)
-    spoil(path / GROUP / str(name_of(records[1])))
+    flip(path / GROUP / str(name_of(records[1])))
     left = path / GROUP / f".{name_of(records[0])}.{'0' * 16}.tmp"
     left.write_bytes(bytes(400_000))
     os.utime(left, (1000, 1000))

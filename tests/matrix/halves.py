@@ -8,6 +8,7 @@ parallel get (where mlx-lm has it), what a rank holds of the layers, and how man
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,14 @@ def mlx_lms(folder: Path, group: mx.distributed.Group, num: int) -> list[int]:
     model, _ = load_model(folder, lazy=True)
     model.set_dtype(mx.float32)
     model.shard(group)
-    cache, tokens, found = make_prompt_cache(model), mx.array([PROMPT]), list[int]()
+    cache = make_prompt_cache(model)
+    return greedy(lambda tokens: model(tokens, cache=cache), num)
+
+
+def greedy(logits: Callable[[mx.array], mx.array], num: int) -> list[int]:
+    tokens, found = mx.array([PROMPT]), list[int]()
     for _ in range(num):
-        found.append(int(mx.argmax(model(tokens, cache=cache)[0, -1]).item()))
+        found.append(int(mx.argmax(logits(tokens)[0, -1]).item()))
         tokens = mx.array([[found[-1]]])
     return found
 
@@ -69,11 +75,8 @@ def built(name: str, group: Any) -> StageModel:
 
 
 def answer(stage: StageModel, num: int) -> list[int]:
-    caches, tokens, found = stage.make_caches(), mx.array([PROMPT]), list[int]()
-    for _ in range(num):
-        found.append(int(mx.argmax(stage(tokens, caches, None, 1)[0, -1]).item()))
-        tokens = mx.array([[found[-1]]])
-    return found
+    caches = stage.make_caches()
+    return greedy(lambda tokens: stage(tokens, caches, None, 1), num)
 
 
 def size(model: nn.Module) -> int:

@@ -68,11 +68,6 @@ def row(name: str, finding: compare.Finding) -> str:
     return f"| {name} | {cuts} | {chunking} | {finding.rollback} | {finding.together} | {finding.kept} | {notes} |"
 
 
-def left_out_row(name: str) -> str:
-    """The line of an architecture that plain mlx-lm does not run."""
-    return f"| {name} | not run | | | | | {configs.LEFT_OUT[name]} |"
-
-
 def _refusals(finding: compare.Finding) -> list[str]:
     return [
         f"refused at {', '.join(str(k) for k, _ in cuts)}: {reason}"
@@ -167,7 +162,8 @@ def main(arguments: Sequence[str]) -> int:
         installed = [configs.architecture(name) for name in vlm_configs.CONFIGS]
     else:
         findings, wrong = _examine_all(configs.configurations())
-        others, installed = {name: left_out_row(name) for name in configs.LEFT_OUT}, configs.architectures()
+        others = {name: f"| {name} | not run | | | | | {why} |" for name, why in configs.LEFT_OUT.items()}
+        installed = configs.architectures()
     now = others | {name: row(name, finding) for name, finding in findings.items()}
     changes = _changes(before, now, installed)
     print(f"\n{library} {known or 'unknown'} in the table, {version(library)} installed")

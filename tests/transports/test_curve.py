@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import zmq
 from contract import QUICK, SECONDS
 from curve import OWN, secured
 
@@ -70,19 +69,6 @@ def test_two_listeners_of_one_process_admit_each_its_own() -> None:
         transports.connect(two.address, timeout=SECONDS, options=second).abort()
         with pytest.raises(LinkRefused):
             transports.connect(one.address, timeout=SECONDS, options=secured(QUICK, OTHER, OWN.public))
-
-
-def test_damaged_frames_over_an_encrypted_link_end_it_and_nothing_else() -> None:
-    with transports.listen(LOOPBACK, options=secured(QUICK)) as listener:
-        raw = zmq.Context.instance().socket(zmq.DEALER)
-        raw.LINGER = 0
-        transports.security.secure_connector(raw, Security(OWN, OWN.public))
-        raw.connect(listener.address)
-        raw.send_multipart([b"SPLInonsense", b"more"])
-        with pytest.raises(LinkTimeout):
-            listener.accept(0.3)
-        check_serves(listener.address, listener)
-        raw.close()
 
 
 @pytest.mark.parametrize("wrong", ["", "0" * 63, "G" * 64, "0" * 65, "A" * 64])

@@ -6,9 +6,10 @@ from random import Random
 
 from splitinfer.common.fingerprint import FileFingerprint, Fingerprint
 from splitinfer.common.tensor_info import TensorInfo
-from splitinfer.weights.copied_file import header_of
+from splitinfer.weights.copied_file import header_of, write_whole
 from splitinfer.weights.manifest import Manifest, SmallFile
-from splitinfer.weights.ranges import PIECE, Span
+from splitinfer.weights.models import ModelStore, StoredModel
+from splitinfer.weights.ranges import PIECE, Span, missing, pieces
 from splitinfer.weights.source import Place, Source
 
 FILE = "model.safetensors"
@@ -39,6 +40,18 @@ def written(folder: Path, told: Manifest) -> Source:
     if not (folder / FILE).exists():
         (folder / FILE).write_bytes(header + Random(0).randbytes(told.sizes[FILE]))
     return Source(told, {"config.json": Place(folder / "config.json"), FILE: Place(folder / FILE, len(header))})
+
+
+def copied(store: ModelStore, folder: Path, *numbers: int, sample: str = "s") -> StoredModel:
+    """The model from a folder as it is in a store; some of its tensors, or all."""
+    told = described(sample=sample)
+    source, model = written(folder, told), store.begin(told)
+    write_whole(model.folder, "config.json", CONFIG)
+    with model.open(FILE) as file:
+        for begin, end in pieces(missing(spans_of(told, *numbers or range(len(SIZES))), file.here)):
+            file.write(begin, source.read(FILE, begin, end))
+        file.finish()
+    return model
 
 
 def spans_of(told: Manifest, *numbers: int) -> list[Span]:

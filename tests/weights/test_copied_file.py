@@ -57,15 +57,6 @@ def journal(path: Path) -> Path:
     return path.with_name(f"{FILE}.ranges")
 
 
-def test_a_whole_file_is_the_senders(path: Path, told: Manifest, source: Source, model: Path):
-    with CopiedFile(path, told.tensors) as file:
-        assert fill(file, source) == 6
-        assert copied(path, told.tensors) == ()
-        file.finish()
-    assert copied(path, told.tensors) == tuple(ALL)
-    assert path.read_bytes() == (model / FILE).read_bytes()
-
-
 def test_some_tensors_leave_holes_that_take_no_room(path: Path, told: Manifest, source: Source):
     with CopiedFile(path, told.tensors) as file:
         fill(file, source, spans_of(told, 2))
@@ -170,30 +161,3 @@ def test_a_small_file_replaces_a_link(tmp_path: Path):
     assert victim.read_text() == "mine"
     assert (tmp_path / "config.json").read_bytes() == b"{}"
     assert stat.S_ISREG((tmp_path / "config.json").lstat().st_mode)
-
-
-# ----- the sender's side -------------------------------------------------------------------------------
-
-
-def test_a_file_that_is_written_to_is_not_sent(told: Manifest, tmp_path: Path):
-    source = written(tmp_path / "model", told)
-    source.read(FILE, 0, 9)
-    path = tmp_path / "model" / FILE
-    with path.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"x")
-    os.utime(path, (1, 1))
-    with pytest.raises(ModelError, match="has changed while it was copied"):
-        source.read(FILE, 0, 9)
-
-
-@pytest.mark.parametrize(
-    ("file", "begin", "end"),
-    [
-        (FILE, 0, TOTAL + 1), (FILE, TOTAL, TOTAL + 9), ("config.json", 0, 10**6), ("../config.json", 0, 9),
-        ("/etc/passwd", 0, 9), ("", 0, 9), ("tokenizer.json", 0, 9),
-    ],
-)  # fmt: skip
-def test_no_other_bytes_are_read(source: Source, file: str, begin: int, end: int):
-    with pytest.raises(ModelError, match="does not have bytes"):
-        source.read(file, begin, end)

@@ -4,14 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from stored import CONFIG, FILE, TOTAL, described, spans_of, written
+from stored import FILE, TOTAL, copied, described, spans_of, written
 from test_copied_file import fill
 
 from splitinfer.errors import ModelError
-from splitinfer.weights.copied_file import write_whole
-from splitinfer.weights.models import ModelStore, StoredModel
-
-ALL = (0, 1, 2, 3, 4)
+from splitinfer.weights.models import ModelStore
 
 
 @pytest.fixture
@@ -19,18 +16,8 @@ def store(tmp_path: Path) -> ModelStore:
     return ModelStore(tmp_path / "store", cap=2 * TOTAL)
 
 
-def copied(store: ModelStore, tmp_path: Path, numbers: tuple[int, ...] = ALL, *, sample: str = "s") -> StoredModel:
-    told = described(sample=sample)
-    source, model = written(tmp_path / "model", told), store.begin(told)
-    write_whole(model.folder, "config.json", CONFIG)
-    with model.open(FILE) as file:
-        fill(file, source, spans_of(told, *numbers))
-        file.finish()
-    return model
-
-
 def test_what_was_copied_is_found(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, (1, 2))
+    model = copied(store, tmp_path / "model", 1, 2)
     found = store.find(model.digest)
     assert found is not None
     assert set(found.tensors()) == {f"layers.{at}.weight" for at in (1, 2, 3)}  # the last is empty
@@ -44,7 +31,7 @@ def test_what_was_copied_is_found(store: ModelStore, tmp_path: Path):
 
 
 def test_weights_that_differ_in_a_sample_have_folders_of_their_own(store: ModelStore, tmp_path: Path):
-    one, other = (copied(store, tmp_path, (1,), sample=sample) for sample in "xy")
+    one, other = (copied(store, tmp_path / "model", 1, sample=sample) for sample in "xy")
     assert one.folder != other.folder
     assert len(store.models()) == 2
 
@@ -60,7 +47,7 @@ def test_what_an_interrupted_copy_has_written_counts(store: ModelStore, tmp_path
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_weights_that_are_a_link_are_not_read_or_written(store: ModelStore, tmp_path: Path, what: str):
-    model = copied(store, tmp_path)
+    model = copied(store, tmp_path / "model")
     path = model.path_of(FILE) if what == "file" else model.path_of(FILE).parent
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -72,12 +59,12 @@ def test_weights_that_are_a_link_are_not_read_or_written(store: ModelStore, tmp_
 
 @pytest.mark.parametrize("digest", ["", "..", "../store", "x" * 32, "a" * 31, "A" * 32])
 def test_no_digest_is_a_path(store: ModelStore, tmp_path: Path, digest: str):
-    copied(store, tmp_path)
+    copied(store, tmp_path / "model")
     assert store.find(digest) is None
 
 
 def test_a_damaged_manifest_is_no_model(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path)
+    model = copied(store, tmp_path / "model")
     (model.folder / ".manifest").write_bytes(b"damaged")
     assert store.models() == []
     assert store.begin(described()).tensors()  # what was copied is still good
@@ -94,23 +81,23 @@ def test_the_folder_must_not_be_a_link(store: ModelStore, tmp_path: Path):
 
 def test_the_cap_is_kept(store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": 10**12}))
-    model = copied(store, tmp_path)
+    model = copied(store, tmp_path / "model")
     store.check_room(2 * TOTAL - model.nbytes)
     with pytest.raises(ModelError, match=r"no room in .*`splitinfer models rm`"):
         store.check_room(2 * TOTAL + 1 - model.nbytes)
 
 
 def test_a_model_is_removed_with_all_that_is_its_own(store: ModelStore, tmp_path: Path):
-    model, other = copied(store, tmp_path), copied(store, tmp_path, (1,), sample="other")
+    model, other = copied(store, tmp_path / "model"), copied(store, tmp_path / "model", 1, sample="other")
     nbytes = model.nbytes
     assert model.remove() == nbytes
     assert store.models() == [other]
     assert not model.folder.exists()
-    assert copied(store, tmp_path).tensors().keys() == {info.name for info in described().tensors}
+    assert copied(store, tmp_path / "model").tensors().keys() == {info.name for info in described().tensors}
 
 
 def test_a_model_that_is_in_use_is_not_removed(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path)
+    model = copied(store, tmp_path / "model")
     with model.hold(), model.hold():  # several may
         with pytest.raises(ModelError, match=r"a/model is in use by a splitinfer process of this machine"):
             model.remove()
@@ -121,7 +108,7 @@ def test_a_model_that_is_in_use_is_not_removed(store: ModelStore, tmp_path: Path
 def test_a_model_that_is_being_removed_cannot_be_used(
     store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    model, tried = copied(store, tmp_path), list[str]()
+    model, tried = copied(store, tmp_path / "model"), list[str]()
     real = os.unlink
 
     def unlink(path: Path, **fields: int) -> None:

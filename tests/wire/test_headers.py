@@ -1,4 +1,5 @@
-"""Every message comes back as it was; whatever else comes in is a ProtocolError and nothing worse."""
+"""Every message comes back as it was; whatever else comes in is a ProtocolError and nothing worse. Orders that
+contradict themselves do not exist."""
 
 import math
 import typing
@@ -13,13 +14,14 @@ from every_message import EXAMPLES, mutate
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitinfer.common.fingerprint import Fingerprint
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sampling_params import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS, SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ProtocolError
 from splitinfer.wire import messages
 from splitinfer.wire.headers import decode, encode
-from splitinfer.wire.messages import Message
+from splitinfer.wire.messages import Load, Message, Versions
 from transports import LinkOptions
 
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
@@ -223,3 +225,40 @@ def test_the_most_that_requests_can_say_fits_in_a_frame():
     slices = tuple(Slice(i, 0, (2**31,), 1) for i in range(8 * MAX_RUNNING))
     header = encode(messages.Plan(StepPlan(1, new, slices)))
     assert len(header) < LinkOptions().max_header_bytes
+
+
+HERE = Versions(1, "0.1.0", "0.32.4", "0.32.2")
+
+
+def order(stage: int, *bounds: int) -> Load:
+    return Load("m", "auto", stage, bounds, Fingerprint("c"), 100, 10, b"", "exact", False)
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (Versions(1, "0.1.0", "0.32.4", "0.32.2"), None),
+        (Versions(2, "0.1.0", "0.32.4", "0.32.2"), "protocol 1 here, protocol 2 there"),
+        (Versions(1, "0.2.0", "0.32.4", "0.32.2"), "splitinfer 0.1.0 here, splitinfer 0.2.0 there"),
+        (Versions(1, "0.1.0", "0.33.0", "0.32.2"), "mlx 0.32.4 here, mlx 0.33.0 there"),
+        (Versions(1, "0.1.0", "0.32.4", "0.40"), "mlx-lm 0.32.2 here, mlx-lm 0.40 there"),
+        (Versions(2, "0.2.0", "0", "0"), "protocol 1 here, protocol 2 there"),
+    ],
+)
+def test_versions_name_their_first_difference(there: Versions, words: str | None):
+    assert HERE.difference(there) == words
+
+
+def test_the_cuts_of_an_order():
+    orders = [order(stage, 0, 5, 7, 12) for stage in range(3)]
+    assert [(o.start, o.end, o.is_last) for o in orders] == [(0, 5, False), (5, 7, False), (7, 12, True)]
+    assert (order(0, 0, 12).start, order(0, 0, 12).end, order(0, 0, 12).is_last) == (0, 12, True)
+
+
+@pytest.mark.parametrize(
+    ("stage", "bounds"),
+    [(0, ()), (0, (0,)), (0, (1, 5)), (0, (0, 0)), (0, (0, 5, 5)), (0, (0, 5, 3)), (-1, (0, 5)), (1, (0, 5))],
+)
+def test_an_order_owns_every_layer_once(stage: int, bounds: tuple[int, ...]):
+    with pytest.raises(ValueError, match=rf"stage {stage} of cuts .* does not own every layer once"):
+        order(stage, *bounds)

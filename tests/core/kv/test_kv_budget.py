@@ -1,11 +1,11 @@
-"""What fits: sums kept in counts are sums of bytes, and the smallest stage decides."""
+"""What fits: sums kept in counts are sums of bytes, and the smallest stage decides. KV grows in blocks."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.kv.budget import BLOCK, KVBudget, KVUse, NeverFits, StageKV
-from splitinfer.core.kv.growth import spare
+from splitinfer.core.kv.growth import mean_room, phase_of, room, spare
 from splitinfer.core.kv.rewind import least_rewind
 
 counts = st.integers(0, 50_000)
@@ -57,3 +57,18 @@ def test_the_least_rewind_is_allowed_by_every_cache_and_no_less(limits: list[int
 def test_bytes_are_not_negative(name: str):
     with pytest.raises(ValueError, match=f"{name} must not be negative, but is -1"):
         StageKV(**{"budget_bytes": 1, "per_token": 1, name: -1})
+
+
+@given(st.integers(1, 300_000), st.floats(0, 1, exclude_max=True))
+def test_there_is_room_and_never_much_more(length: int, phase: float):
+    here = room(length, phase)
+    assert here % 16 == 0
+    assert length <= here < length + length / 8 + BLOCK
+
+
+@given(st.integers(1, 300_000), st.integers(16, 100), st.integers(0, 100))
+def test_what_is_counted_is_what_is_held(length: int, num_layers: int, first: int):
+    """On any stage of some layers: whole blocks are counted, and the phases are not quite even."""
+    held = [room(length, phase_of(i)) for i in range(first, first + num_layers)]
+    mean, counted = sum(held) / len(held), mean_room(length)
+    assert counted - BLOCK - 0.01 * length <= mean <= counted + 0.01 * length

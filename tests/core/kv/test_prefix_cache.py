@@ -36,9 +36,7 @@ def disks() -> list[ToyDisk]:
 
 def ask(house: House, prompt: list[int] = PROMPT, max_tokens: int = 3) -> int:
     seq_id = house.add(prompt, max_tokens=max_tokens)
-    house.run()
-    house.check_answers()
-    house.check_kv()
+    house.check()
     return house.sequences[seq_id].kv.num_reused
 
 
@@ -138,9 +136,7 @@ def test_many_who_wait_for_one_block_have_it_read_once(disks: list[ToyDisk]):
     house = House(disks=disks, token_budget=50, max_running=10)
     for last in (0, 2, 3, 4):
         house.add([*PROMPT[:12], last, 1], max_tokens=2)
-    house.run()
-    house.check_answers()
-    house.check_kv()
+    house.check()
     assert house.toy.num_fetched == 3 * len(disks)
 
 
@@ -155,16 +151,14 @@ def test_who_decodes_goes_on_while_another_waits_for_its_blocks(disks: list[ToyD
         plans.append(house.step())
         house.deliver()
     assert any(plan.slices for plan in plans if plan.fetches), "blocks are read by the steps of others"
-    house.run()
-    house.check_answers()
+    house.check()
     assert house.sequences[waiting].kv.num_reused == 12
 
 
 def test_who_ends_while_its_blocks_are_read_leaves_them_to_others(disks: list[ToyDisk]):
     house = House(disks=disks, token_budget=100)
     gone = house.add(PROMPT, max_tokens=1)
-    plan = house.step()
-    assert plan is not None
+    plan = house.plan()
     assert plan.fetches
     house.finish(gone, FinishReason.ABORT)
     assert ask(house) == len(PROMPT) - 1
@@ -182,8 +176,7 @@ def test_who_waits_for_its_blocks_has_a_place_among_those_that_run(disks: list[T
     for _ in range(2):
         house.step()
         assert len(house.scheduler.prefix_cache.awaiting) == 1
-    house.run()
-    house.check_answers()
+    house.check()
 
 
 def test_a_longer_last_block_takes_the_file_of_the_shorter(disks: list[ToyDisk]):
@@ -240,8 +233,7 @@ def test_a_request_that_begins_again_does_not_begin_with_its_answer():
     house.add([*house.tokens(first), 1], max_tokens=1)
     house.run()
     again = house.add(PROMPT, max_tokens=12)
-    while len(house.generated[again]) < 8:
-        house.step() or house.deliver()
+    house.until(lambda: len(house.generated[again]) >= 8)
     house.scheduler._preempt(house.sequences[again])
     house.run()
     assert house.sequences[again].num_preemptions == 1

@@ -12,8 +12,7 @@ def prefilled(house: House, *prompts: int, max_tokens: int = 40, **more: int) ->
     seq_ids = []
     for length in prompts:
         seq_ids.append(house.add([length % 5] * length, max_tokens, **more))
-        while house.sequences[seq_ids[-1]] not in house.scheduler.batches:
-            house.step() or house.deliver()
+        house.until(lambda: house.sequences[seq_ids[-1]] in house.scheduler.batches)
     return seq_ids
 
 
@@ -66,9 +65,7 @@ def test_a_newcomer_makes_blocks_go_when_it_does_not_fit_beside_them_but_not_its
             assert house.sequences[new].kv.num_reused >= 7
         else:
             assert [tokens[0] for tokens in stored(house)] == [2, 3]
-        house.run()
-        house.check_answers()
-        house.check_kv()
+        house.check()
 
 
 @pytest.mark.parametrize("num_disks", [1, 2])
@@ -78,9 +75,7 @@ def test_what_was_given_up_comes_back_from_disk(num_disks: int):
         disks = [ToyDisk() for _ in range(num_disks)]
         house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(22), disks=disks)
         old, young = prefilled(house, 23, 3)
-        while not preempted(house):
-            if house.step() is None:
-                house.deliver()
+        house.until(lambda: preempted(house))
         computed = house.toy.num_computed[young]
         for disk in disks:
             disk.catch_up()
@@ -113,11 +108,9 @@ def test_whoever_gave_up_is_the_first_of_its_priority_to_come_back():
         _, young = prefilled(house, 3, 3)
         others = [house.add([4] * 30, max_tokens=8, deadline=1.0) for _ in range(3)]
         high = house.add([3] * 44, max_tokens=4, priority=1)
-        while not preempted(house):
-            house.step() or house.deliver()
+        house.until(lambda: preempted(house))
         assert [seq.seq_id for seq in house.scheduler.waiting] == [high, young, *others]
-        house.run()
-        house.check_answers()
+        house.check()
 
 
 @pytest.mark.parametrize("junior", [1, 3, 5])
@@ -127,8 +120,7 @@ def test_who_lacks_kv_does_not_take_the_place_of_one_that_could_go(junior: int, 
         house = House(num_groups=1, max_running=2, token_budget=1, kv=blocks(5))
         prefilled(house, junior, max_tokens=20)
         prefilled(house, senior, max_tokens=20, priority=1)
-        house.run()
-        house.check_answers()
+        house.check()
 
 
 def test_nobody_gives_up_for_a_junior_that_has_no_kv_yet():

@@ -5,7 +5,6 @@ from toy import House, blocks, drain, small
 
 from splitinfer.core.kv.budget import BLOCK, NeverFits
 from splitinfer.core.sequence import FinishReason
-from splitinfer.errors import QueueFull
 
 
 def order(house: House) -> list[int]:
@@ -33,18 +32,6 @@ def test_prompts_of_higher_priority_are_read_first():
     house.check_answers()
 
 
-def test_the_queue_has_an_end():
-    house = House(max_running=1, max_waiting=2)
-    for _ in range(2):
-        house.add([1] * 3)
-    with pytest.raises(QueueFull, match="2 requests are waiting already, which is the most"):
-        house.add([1] * 3)
-    house.step()
-    house.add([1] * 3)
-    house.run()
-    house.check_answers()
-
-
 def test_what_never_fits_is_refused_at_once():
     with small(block=4):
         house = House(kv=blocks(3))
@@ -53,8 +40,7 @@ def test_what_never_fits_is_refused_at_once():
             NeverFits, match=r"^13 tokens \(prompt and answer\) need 16 bytes of KV on stage 0, which has 12$"
         ):
             house.add([1] * 5, max_tokens=8)
-        house.run()
-        house.check_answers()
+        house.check()
 
 
 def test_the_context_bounds_what_a_request_needs():

@@ -23,10 +23,6 @@ def some_steps(house: House, pick: Random, most: int) -> None:
             house.deliver()
 
 
-def computed_for(house: House, prompt: list[int]) -> int:
-    return sum(house.toy.num_computed.get(i, 0) for i, each in house.prompts.items() if each == prompt)
-
-
 def given_up(house: House, pick: Random, prompt: list[int], times: int) -> int:
     """Send a prompt again and again, give it up at some moment of its reading each time, and read it in the end; the
     tokens of it that were computed twice."""
@@ -40,9 +36,9 @@ def given_up(house: House, pick: Random, prompt: list[int], times: int) -> int:
         some_steps(house, pick, 1)
     if seq_id in house.cancelled or not times:
         seq_id = house.add(prompt, max_tokens=3)
-    while seq_id not in house.reasons:
-        house.step() or house.deliver()
-    return computed_for(house, prompt) - len(prompt) - len(house.generated[seq_id]) + 1
+    house.until(lambda: seq_id in house.reasons)
+    computed = sum(house.toy.num_computed.get(i, 0) for i, each in house.prompts.items() if each == prompt)
+    return computed - len(prompt) - len(house.generated[seq_id]) + 1
 
 
 @given(
@@ -66,6 +62,4 @@ def test_no_token_is_computed_twice_but_where_a_state_cannot_be_cut(
         prompt, times = [pick.randrange(VOCAB) for _ in range(PROMPT)], 6
         twice = given_up(house, pick, prompt, times)
         assert twice <= (times if not whole_blocks else CHUNK) or (is_alone and whole_blocks)
-        house.run()
-        house.check_answers()
-        house.check_kv()
+        house.check()

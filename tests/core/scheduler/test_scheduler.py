@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, ToyDisk, blocks, drain, kept_by_all, next_token, small
 
-from splitinfer.core.kv.budget import NeverFits
+from splitinfer.core.kv.budget import KVBudget, NeverFits, StageKV
 from splitinfer.core.plan import SampledSlice, SampledToken, StepPlan, StepResult
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import scheduler
@@ -73,9 +74,7 @@ class AnyOrder:
         for event in self.random.choices(list(events), list(events.values()), k=num_events):
             event()
             invariants.check(self.house.scheduler)
-        self.house.run()
-        self.house.check_answers()
-        self.house.check_kv()
+        self.house.check()
 
     def flight(self) -> Flight | None:
         first, further = self.random.randint(0, 5), self.random.randint(0, 5)
@@ -216,8 +215,7 @@ def test_an_answer_to_another_question_is_refused(answer: StepResult):
     with pytest.raises(ValueError, match="step"):
         house.scheduler.update(answer)
     assert len(house.scheduler.in_flight) == 1, "the plan is still under way"
-    house.run()
-    house.check_answers()
+    house.check()
 
 
 @pytest.mark.parametrize(
@@ -244,8 +242,7 @@ def calls_of_a_plan(num_waiting: int) -> int:
     house = House(max_running=8, token_budget=64, max_waiting=10_000)
     for i in range(8 + num_waiting):
         house.add([i % VOCAB] * 3, max_tokens=100)
-    while len(house.scheduler.batches) < 8 or house.toy.under_way:
-        house.step() or house.deliver()
+    house.until(lambda: len(house.scheduler.batches) == 8 and not house.toy.under_way)
     count = 0
 
     def called(_frame: object, event: str, _what: object) -> None:
@@ -288,8 +285,7 @@ def test_a_token_of_a_long_context_copies_none_of_it():
     seq = house.sequences[house.add([*range(5)] * 1000, max_tokens=40)]
     seq.rules = Options()  # type: ignore[assignment]
     watched = seq.tokens = Watched(seq.tokens)
-    while seq.num_generated < 3:
-        house.step() or house.deliver()
+    house.until(lambda: seq.num_generated >= 3)
     watched.num_copied, before = 0, seq.num_generated
     drain(house)
     assert watched.num_copied < (before - seq.num_generated) * -100 < len(seq.tokens)
@@ -354,3 +350,33 @@ def test_a_prompt_is_hashed_by_whoever_submits_it(monkeypatch: pytest.MonkeyPatc
         house.scheduler.add(seq)
     House(root=b"other").scheduler.add(seq)
     assert set(seq.keys).isdisjoint(keys)
+
+
+def test_what_was_sampled_stays_and_the_rest_is_computed_again():
+    house = House(max_in_flight=3, token_budget=64, max_running=4, num_stages=2)
+    for seq_id in range(3):
+        house.add([1] * 9, max_tokens=20, deadline=50.0 + seq_id)
+    first = house.step()
+    house.deliver()
+    before = {seq.seq_id: list(seq.tokens) for seq in house.scheduler.running.values()}
+    house.scheduler.requeue_all()
+    moved = house.scheduler.moved_to(replace(house.scheduler.config, num_groups=3, max_in_flight=4, num_stages=3))
+    assert len(moved.costs.stages) == 3
+    assert len(moved.waiting) == 3
+    assert {seq.seq_id: list(seq.tokens) for seq in moved.waiting if seq.seq_id in before} == before
+    plan = moved.schedule()
+    assert plan is not None
+    assert plan.step > first.step, "steps of the stages before are not taken for those of the new ones"
+    assert all(part.start == 0 and len(part.token_ids) == len(before.get(part.seq_id, [1] * 9)) for part in plan.slices)
+    assert moved.expire(60.0) == [0, 1, 2], "deadlines are kept"
+
+
+def test_what_has_no_room_moves_nothing():
+    house = House()
+    house.add([1] * 9)
+    house.scheduler.requeue_all()
+    small = replace(house.scheduler.config, kv=KVBudget((StageKV(10**6, 1), StageKV(10, 1))))
+    with pytest.raises(NeverFits):
+        house.scheduler.moved_to(small)
+    assert len(house.scheduler.waiting) == 1
+    assert house.step() is not None

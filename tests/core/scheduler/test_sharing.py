@@ -22,11 +22,8 @@ def computed(house: House) -> int:
 def turn(house: House, tokens: list[int]) -> StepPlan:
     """The plan that begins a request, which then runs to its end."""
     house.add(tokens, max_tokens=3)
-    plan = house.step()
-    assert plan is not None
-    house.run()
-    house.check_answers()
-    house.check_kv()
+    plan = house.plan()
+    house.check()
     return plan
 
 
@@ -93,8 +90,7 @@ def test_what_was_left_goes_with_its_session():
     house.scheduler.kv.forget("theirs")
     assert house.step() is None
     house.scheduler.kv.forget("ours")
-    plan = house.step()
-    assert plan is not None
+    plan = house.plan()
     assert plan.freed == (0,)
     house.deliver()
     house.check_kv()
@@ -123,8 +119,7 @@ def test_a_plan_has_no_more_of_prefixes_than_a_frame_can_carry(monkeypatch: pyte
         told.append(sum(len(new.prefix) for new in plan.new) if plan is not None else 0)
         house.deliver()
     assert told == [64, 64, 32, 0]
-    house.run()
-    house.check_answers()
+    house.check()
 
 
 def test_many_who_come_at_once_with_one_system_prompt_compute_it_once():
@@ -132,9 +127,7 @@ def test_many_who_come_at_once_with_one_system_prompt_compute_it_once():
     system = [1, 2, 3, 4] * 8
     for i in range(20):
         house.add([*system, i % VOCAB, (i // VOCAB) % VOCAB], max_tokens=2)
-    house.run()
-    house.check_answers()
-    house.check_kv()
+    house.check()
     # 2 tokens of one's own, and the first of the answer.
     assert computed(house) <= len(system) + 20 * 3
     assert [house.sequences[i].num_cached >= len(system) for i in range(20)] == [False] + [True] * 19
@@ -159,8 +152,7 @@ def test_those_who_wait_for_one_prefix_are_not_compared_with_all_blocks_at_every
         house.deliver()
         house.step()
     assert asked == [], "their keys say it"
-    house.run()
-    house.check_answers()
+    house.check()
     assert len(asked) <= 3 * 200, "and a step that is full looks for no more"
 
 
@@ -185,9 +177,7 @@ def test_when_the_one_that_computes_ends_who_waited_goes_on_from_there(steps: in
     for _ in range(steps):
         house.step() or house.deliver()
     house.finish(0)
-    house.run()
-    house.check_answers()
-    house.check_kv()
+    house.check()
     assert computed(house) <= len(prompt) + 3 + 4
 
 

@@ -28,8 +28,7 @@ def prompted(found: House, *lengths: int, **more: object) -> list[int]:
 def decoding(found: House, flight: Flight, **more: object) -> int:
     """A request that has its first token, and nothing under way."""
     (seq_id,) = prompted(found, 3, flight=flight, **more)
-    while found.sequences[seq_id] not in found.scheduler.batches:
-        found.step() or found.deliver()
+    found.until(lambda: found.sequences[seq_id] in found.scheduler.batches)
     return seq_id
 
 
@@ -47,8 +46,7 @@ def test_as_many_blocks_are_under_way_as_the_flight_says() -> None:
     decoding(found, Flight(2, 3, 3))
     sizes = []
     while len(found.scheduler.in_flight) < 3:
-        plan = found.step()
-        assert plan is not None
+        plan = found.plan()
         sizes.append((len(plan.slices[0].token_ids), plan.slices[0].num_drafts, plan.slices[0].num_logits))
     assert sizes == [(3, 2, 3), (3, 3, 3), (3, 3, 3)]
     assert found.step() is None, "a fourth block would only stand in the way"
@@ -62,16 +60,14 @@ def test_the_correction_goes_out_while_rejected_blocks_are_under_way() -> None:
     assert found.step()
     found.deliver()
     found.guess = right_guesses
-    plan = found.step()
-    assert plan is not None
+    plan = found.plan()
     (part,) = plan.slices
     seq = found.sequences[seq_id]
     assert not part.begins_with_draft
     assert (part.token_ids[0], part.start) == (seq.tokens[-1], len(seq.tokens) - 1)
     assert found.deliver() == [], "the rejected block says nothing"
     assert found.scheduler.speculation.counts.rejected == 1
-    found.run()
-    found.check_answers()
+    found.check()
 
 
 def test_each_member_gets_its_own_number_of_drafts() -> None:
@@ -81,11 +77,9 @@ def test_each_member_gets_its_own_number_of_drafts() -> None:
         prompted(found, 3, max_tokens=40, flight=Flight(count))
     while len(found.scheduler.batches) < 3 or found.toy.under_way:
         found.deliver() if found.toy.under_way else found.step()
-    plan = found.step()
-    assert plan is not None
+    plan = found.plan()
     assert [(part.num_drafts, part.num_logits) for part in plan.slices] == [(0, 1), (2, 3), (5, 6)]
-    found.run()
-    found.check_answers()
+    found.check()
 
 
 def test_prompts_are_read_beside_drafts() -> None:
@@ -107,8 +101,7 @@ def test_prompts_are_read_beside_drafts() -> None:
     read = [i for i, plan in enumerate(plans) if any(part.seq_id == 1 for part in plan.slices)]
     meanwhile = [part for plan in plans[read[0] + 1 : read[-1]] for part in plan.slices]
     assert not any(part.begins_with_draft for part in meanwhile), "blocks do not follow each other"
-    found.run()
-    found.check_answers()
+    found.check()
 
 
 def test_nothing_is_drafted_behind_an_end_token() -> None:
@@ -140,8 +133,7 @@ def test_drafts_never_cost_another_its_memory() -> None:
         found = house(kv=blocks(4, 4))
         found.guess = right_guesses
         prompted(found, 3, max_tokens=10, flight=Flight(8, 8, 2))
-        found.run()
-        found.check_answers()
+        found.check()
         assert found.scheduler.num_preemptions == 0
 
 
@@ -155,8 +147,7 @@ def test_caches_that_go_back_a_little_are_not_asked_for_more() -> None:
 
     found.guess = guess
     prompted(found, 3, flight=Flight(8, 8, 2))
-    found.run()
-    found.check_answers()
+    found.check()
     assert max(most) == 3
 
 
@@ -170,16 +161,13 @@ def test_a_wrong_draft_costs_a_state_neither_a_step_nor_a_row() -> None:
         return [*drafts[:2], *(Draft((d.token_id + 1) % VOCAB) for d in drafts[2:])]
 
     found.guess = two_right
-    plan = found.step()
-    assert plan is not None
+    plan = found.plan()
     start = plan.slices[0].start
     found.deliver()
     assert len(seq.tokens) == start + 4, "the token before, two drafts that were right, and a correction"
-    block = found.step()
-    assert block is not None
+    block = found.plan()
     assert (block.slices[0].start, block.slices[0].num_drafts) == (start + 3, 5)
-    found.run()
-    found.check_answers()
+    found.check()
 
 
 @pytest.mark.parametrize("flight", [Flight(5), Flight(5, 6, 2), Flight(2, 3, 2)])
@@ -187,9 +175,7 @@ def test_states_are_kept_at_the_ends_of_blocks_of_kv(flight: Flight) -> None:
     with small(block=4):
         found = house(right=0.7, overtaken=0.3, rewind=0, whole_blocks=True)
         prompted(found, 5, max_tokens=40, flight=flight)
-        found.run()
-        found.check_answers()
-        found.check_kv()
+        found.check()
         assert len(found.scheduler.prefix_cache.tree) >= 10, "of 45 tokens"
         assert found.scheduler.speculation.counts.sent > 10
 
@@ -198,8 +184,7 @@ def test_an_answer_that_no_verdict_can_be_is_refused() -> None:
     found = house()
     seq_id = decoding(found, Flight(2, 3, 2))
     found.guess = right_guesses
-    plan = found.step()
-    assert plan is not None
+    plan = found.plan()
     (part,) = plan.slices
     first = SampledToken(part.token_ids[1])
     other = SampledToken((part.token_ids[1] + 1) % VOCAB)
@@ -215,15 +200,13 @@ def test_what_is_rejected_may_be_missing_in_a_result_and_must_not_be_answered() 
     seq_id = decoding(found, Flight(2, 3, 3))
     found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
     found.step()
-    plan = found.step()
-    assert plan is not None
+    plan = found.plan()
     found.deliver()
     found.toy.under_way.popleft()
     with pytest.raises(ValueError, match="asked for"):
         found.scheduler.update(StepResult(plan.step, (SampledSlice(seq_id, (SampledToken(1),)),)))
     assert found.scheduler.update(StepResult(plan.step)) == []
-    found.run()
-    found.check_answers()
+    found.check()
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.booleans(), st.data())

@@ -1,7 +1,6 @@
 """Emulated links by address: `emulated+tcp://host:port?latency=0.003&seed=3`, for `connect` and `listen`.
 
     ?latency=0.003  any field of LinkProfile
-    &both_ways=1    received frames are delayed as well, for a peer that is not emulated
 
 Each end emulates what it sends, so by default both ends should be given the same. The address below is the address
 without `emulated+` and without the profile's part of the query; names that the inner transport has in its own queries
@@ -63,10 +62,9 @@ class _ParsedAddress:
     below: str
     query: str
     profile: LinkProfile
-    both_ways: bool
 
     def emulate(self, below: Link, options: LinkOptions) -> EmulatedLink:
-        return EmulatedLink(below, self.profile, both_ways=self.both_ways, options=options)
+        return EmulatedLink(below, self.profile, options=options)
 
 
 class EmulatedTransport:
@@ -91,12 +89,9 @@ class EmulatedTransport:
         rest, mark, query = rest.partition("?")
         changes: dict[str, float | int] = {}
         for_below: dict[str, str] = {}
-        both_ways = False
         try:
             for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
-                if name == "both_ways":
-                    both_ways = bool(int(value))
-                elif name in getattr(self._inner, "query_names", ()):
+                if name in getattr(self._inner, "query_names", ()):
                     for_below[name] = value
                 else:
                     changes[name] = _number(name, value)
@@ -104,7 +99,7 @@ class EmulatedTransport:
         except ValueError as problem:
             raise AddressError(f"{address!r}: {problem}") from None
         below = f"{self._inner.scheme}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
-        return _ParsedAddress(below, mark + query, profile, both_ways)
+        return _ParsedAddress(below, mark + query, profile)
 
 
 class _EmulatedListener(Listener):
@@ -126,5 +121,5 @@ class _EmulatedListener(Listener):
 def _number(name: str, value: str) -> float | int:
     names = [field.name for field in fields(LinkProfile)]
     if name not in names:
-        raise ValueError(f"unknown {name!r}; known: both_ways, {', '.join(names)}")
+        raise ValueError(f"unknown {name!r}; known: {', '.join(names)}")
     return int(value) if name == "seed" else float(value)

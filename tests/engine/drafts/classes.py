@@ -189,7 +189,7 @@ def _bound(target: Any, made: Any) -> None:
     made.bind(SimpleNamespace(model=target.model, lm_head=head, config=told, rollback_speculative_cache=None))
 
 
-def _best(logits: mx.array) -> mx.array:
+def best(logits: mx.array) -> mx.array:
     return logits.argmax(axis=-1)
 
 
@@ -220,7 +220,7 @@ def _of_blocks(target: Any, made: Any) -> Drafts:
         found.clear()
         target(mx.array([tokens[:-1]]), cache=target.make_cache() if hasattr(target, "make_cache") else None)
         hidden = mx.concatenate([found[i] for i in LEAVING], axis=-1)
-        return list(map(int, made.draft_block(tokens[-1], hidden, made.make_cache(), count + 1, _best)[0].tolist()))
+        return list(map(int, made.draft_block(tokens[-1], hidden, made.make_cache(), count + 1, best)[0].tolist()))
 
     return drafts
 
@@ -236,6 +236,6 @@ def _of_assistant(target: Any, made: Any) -> Drafts:
             last = slice(-24, None) if layer.layer_type == "sliding_attention" else slice(None)
             kv[layer.layer_type] = keys[:, :, last], values[:, :, last]
         made.set_shared_kv(kv, n, position=max(n - 1, 0), kv_valid_len=n)
-        return made.draft_block(tokens[-1], hidden[:, -1:], None, count + 1, _best, greedy=True)[0].tolist()
+        return made.draft_block(tokens[-1], hidden[:, -1:], None, count + 1, best, greedy=True)[0].tolist()
 
     return drafts

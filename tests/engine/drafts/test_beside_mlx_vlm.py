@@ -33,6 +33,8 @@ from splitinfer.models.library import mlx_vlm
 if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 
+from engine.drafts.classes import best
+
 Drafts = Callable[[list[int], int], list[int]]
 
 
@@ -71,7 +73,7 @@ def _dflash(target: Any, drafter: Path) -> Drafts:
 
     def drafts(tokens: list[int], count: int) -> list[int]:
         caches, hidden = made.reset(target), _hidden(target, tokens[:-1], LEAVING)
-        found = made.draft_block(tokens[-1], hidden, caches, count + 1, _best)
+        found = made.draft_block(tokens[-1], hidden, caches, count + 1, best)
         return list(map(int, found[0].tolist()))
 
     return drafts
@@ -81,14 +83,10 @@ def _one_by_one(target: Any, made: Any, layers: list[int] | None) -> Drafts:
     def drafts(tokens: list[int], count: int) -> list[int]:
         made.reset(target)
         hidden = target.model(mx.array([tokens[:-1]])) if layers is None else _hidden(target, tokens[:-1], layers)
-        made.prefill_from_target_hidden(mx.array([tokens[:-1]]), hidden, tokens[-1], _best, greedy=True)
-        return made.draft_block(tokens[-1], hidden[:, -1:], None, count + 1, _best, greedy=True)[0].tolist()
+        made.prefill_from_target_hidden(mx.array([tokens[:-1]]), hidden, tokens[-1], best, greedy=True)
+        return made.draft_block(tokens[-1], hidden[:, -1:], None, count + 1, best, greedy=True)[0].tolist()
 
     return drafts
-
-
-def _best(logits: mx.array) -> mx.array:
-    return logits.argmax(axis=-1)
 
 
 def _hidden(target: Any, tokens: list[int], layers: list[int]) -> mx.array:

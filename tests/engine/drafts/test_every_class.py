@@ -84,7 +84,7 @@ def test_dspark_within_a_checkpoint_needs_a_folder() -> None:
 
 
 ROADS: dict[str, dict[str, Any]] = {
-    "four requests": {}, "a lost worker": {"fault": worker_lost(at=4), "rejoin_timeout": 60},
+    "four requests": {}, "a lost worker": {"fault": worker_lost(at=4), "rejoin_timeout": 60, "token_budget": 16},
     "short of memory": {"block": 8}, "in a form": {}, "from disk": {"block": 16},
 }  # fmt: skip
 LITTLE = {
@@ -103,6 +103,7 @@ KINDS = (*ROWS, *(name for name in STORED if name not in BY_CHUNKS), *FOLDERS)
 @pytest.mark.parametrize(("road", "kind"), [
     ("four requests", "muse_glimmer"), ("a lost worker", "gemma4_assistant"), ("short of memory", "dspark"),
     ("in a form", "gemma4_dspark"), ("from disk", "laguna"), ("short of memory", "eagle3"),
+    ("a lost worker", "nemotron_h"), ("a lost worker", "latent"),
     *(pytest.param(*one, marks=NIGHTLY) for one in product(ROADS, KINDS) if one not in NO_DISK),
 ])  # fmt: skip
 def test_tokens_are_those_without_drafts(
@@ -113,7 +114,8 @@ def test_tokens_are_those_without_drafts(
     drafter: Callable[..., tuple[Path, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Greedy and at temperature 1, one request and four, with drafts of which some are wrong. The right ones count."""
+    """Greedy and at temperature 1, one request and four, with drafts of which some are wrong. The right ones count; a
+    lost worker's are in chunks."""
     sizes = {"vocab_size": VOCABULARY} if road == "in a form" else {}
     folder, draft = tmp_path / "target", "mtp"
     if kind in ROWS:

@@ -1,4 +1,4 @@
-"""Prediction heads that mlx-vlm's classes run: drafts as from the class itself, and tokens as without drafts."""
+"""Prediction heads that mlx-vlm's classes run: drafts as from the class itself. Tokens: ``test_every_class``."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine.door import NOTHING, SEVERAL, Ask, Open, ask, worker_lost
+from engine.door import Ask, Open, ask
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_model
@@ -23,7 +23,7 @@ from splitinfer.models.library import mlx_vlm
 if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 
-from engine.drafts.classes import STORED, hidden_of, saved
+from engine.drafts.classes import STORED, best, hidden_of, saved
 
 BY_CHUNKS = ("deepseek_v4", "hy_v4")  # whose own hidden states depend on the chunks that they are computed in
 NIGHTLY = pytest.mark.nightly
@@ -33,20 +33,6 @@ Proposed = list[tuple[list[int], list[int]]]
 def _asked(one: Ask, count: int) -> Ask:
     """A request with tokens that all these models have, and blocks of ``count`` drafts."""
     return replace(one, tokens=tuple(token % 100 for token in one.tokens), flight=Flight(count))
-
-
-@pytest.mark.parametrize("name", [
-    "nemotron_h", *(pytest.param(name, marks=NIGHTLY) for name in STORED if name not in BY_CHUNKS),
-])  # fmt: skip
-def test_tokens_are_those_without_drafts(name: str, tmp_path: Path, pipeline: Open) -> None:
-    """Four requests in chunks, greedy and sampled; where stages load quickly, one is lost."""
-    target, _ = saved(name, tmp_path / "target")
-    asks = [_asked(one, count) for one, count in zip((*SEVERAL, ask(30)), (3, 1, 4, 2), strict=True)]
-    cuts, options = [1, len(target.layers) - 1], {"draft": "mtp", "token_budget": 16, "rejoin_timeout": 20}
-    fault = worker_lost(at=4) if name in ("nemotron_h", "glm_moe_dsa") else NOTHING
-    with pipeline(tmp_path / "target", cuts, fault=fault, **options) as there:
-        there.answers(*asks)
-        assert there.stats["speculation"]["sent"] > 10
 
 
 def test_latent_heads_are_the_models_own_layer(drafter: Any, pipeline: Open, proposed: Proposed) -> None:
@@ -99,7 +85,7 @@ def test_taps_of_streams_are_one_row_on_a_link(
     for tokens, found in proposed if name == "qwen4_exp" else ():
         taps = target(mx.array([tokens[:-1]]), cache=target.make_cache(), capture_layer_ids=LEAVING).hidden_states
         caches = drafter.reset(target)
-        block = drafter.draft_block(tokens[-1], mx.concatenate(taps, axis=-1), caches, len(found) + 1, _best)
+        block = drafter.draft_block(tokens[-1], mx.concatenate(taps, axis=-1), caches, len(found) + 1, best)
         assert found == block[0].tolist()
 
 
@@ -114,10 +100,6 @@ def _noted_states(monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
 
     monkeypatch.setattr(OneByOne, "draft", noted)
     return found
-
-
-def _best(logits: mx.array) -> mx.array:
-    return logits.argmax(axis=-1)
 
 
 @pytest.mark.parametrize(("name", "cuts"), [
@@ -148,6 +130,6 @@ def test_drafts_are_those_of_mlx_vlms_class(
                 continue  # its heads choose among more tokens, and depend on the chunks, too
             assert len(tokens) > 8 or mx.allclose(given, hidden.reshape(given.shape), atol=1e-4)
             hidden = given
-        drafter.prefill_from_target_hidden(mx.array([tokens[:-1]]), hidden, tokens[-1], _best, greedy=True)
-        block = drafter.draft_block(tokens[-1], hidden[:, -1:], None, len(found) + 1, _best, greedy=True)
+        drafter.prefill_from_target_hidden(mx.array([tokens[:-1]]), hidden, tokens[-1], best, greedy=True)
+        block = drafter.draft_block(tokens[-1], hidden[:, -1:], None, len(found) + 1, best, greedy=True)
         assert found == block[0].tolist()

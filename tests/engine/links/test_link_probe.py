@@ -52,10 +52,6 @@ def two() -> Iterator[list[str]]:
         yield [stack.enter_context(stages.worker("inproc")) for _ in range(2)]
 
 
-def no_key() -> None:
-    raise AssertionError("no link here is encrypted")
-
-
 def group_of(addresses: list[str]) -> Fleet:
     group = Fleet(Keyring().own)
     for stage, address in enumerate(addresses, 1):
@@ -175,7 +171,7 @@ def test_a_next_stage_that_answers_wrong_ends_the_session(two: list[str], answer
 
     def by_the_coordinator(to: NextStage) -> str:
         with pytest.raises(PeerError) as raised:
-            probe_next(to, "studio", SESSION, no_key)
+            probe_next(to, "studio", SESSION, lambda: pytest.fail("no link here is encrypted"))
         return str(raised.value)
 
     ways: list[Callable[[NextStage], str]] = [by_a_worker, by_the_coordinator]

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,11 +76,3 @@ def test_rounds(
     assert accepted > (0.8 * tried if guess is right else -1)
     assert guess is right or accepted < tried
     assert guess is not wrong or accepted == 0
-
-
-def test_a_request_without_drafts_beside_others(pipeline: Open, tiny_folder: Folder) -> None:
-    made = Reading(0, streams_of(tiny_folder("llama"), SEVERAL), right)
-    with pipeline("llama", [2, 2], drafter=lambda: made, micro_batches=1) as there:
-        flights = (Flight(2), Flight(4), Flight())
-        outputs = there.outputs(*(replace(one, flight=flight) for one, flight in zip(SEVERAL, flights, strict=True)))
-        assert [output.num_tried_drafts > 0 for output in outputs] == [True, True, False]

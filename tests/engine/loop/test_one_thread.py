@@ -133,6 +133,14 @@ def lose(_loop: Loop) -> None:
     raise WorkerLost("worker s1 is gone")
 
 
+def asked_and_lost(engine: Engine, toy: Toy, *refuses: str, max_tokens: int = 500) -> RequestState:
+    """A request, whose worker is lost: cuts that cannot be opened from then on."""
+    toy.refuses, state = set(refuses), request(1, max_tokens)
+    engine.submit(state)
+    engine.call(lose)
+    return state
+
+
 def only_on(thread: Callable[[], threading.Thread], method: Callable[..., Any], wrong: list[str]) -> Callable[..., Any]:
     @wraps(method)
     def checked(*args: Any, **named: Any) -> Any:
@@ -196,10 +204,7 @@ def test_a_request_is_counted_before_its_reader_is_told(
 def test_who_waits_for_what_does_not_come_back_is_told(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests, and who asked for another cut."""
     with engine_of(monkeypatch, timeout) as (engine, toy), ThreadPoolExecutor(1) as pool:
-        toy.refuses = {"4-4", "6-2"}
-        state = request(1, 10**6)
-        engine.submit(state)
-        engine.call(lose)
+        state = asked_and_lost(engine, toy, "4-4", "6-2", max_tokens=10**6)
         paused = pool.submit(engine.recut, cut(6))
         assert "worker s1 is gone" in str(read(state)[2])
         with pytest.raises(SplitinferError):
@@ -222,11 +227,9 @@ def test_the_others_go_on_without_a_worker_until_it_is_back(monkeypatch: pytest.
     monkeypatch.setattr(absent, "_SEARCH_EVERY", 0.02)
     monkeypatch.setattr(absent, "pays", lambda *_: False)
     with engine_of(monkeypatch, replan=alone_without, leave_after=0.3) as (engine, toy):
-        toy.refuses, began = {"4-4"}, time.monotonic()
-        state, long = request(1, 500), request(2, 10**6)
-        engine.submit(state)
-        engine.submit(long)
-        engine.call(lose)
+        began = time.monotonic()
+        engine.submit(request(2, 10**6))
+        state = asked_and_lost(engine, toy, "4-4")
         until(lambda: engine.health().absent == f"{TOLD} it is back.", "it is left out", SECONDS)
         assert time.monotonic() - began > 0.3
         assert (engine.layout.cut, engine.health().waits_for) == ("8", None)
@@ -271,10 +274,7 @@ def test_what_the_others_cannot_hold_is_said_once_and_waited_for(
 
     monkeypatch.setattr(absent, "_LOOK_AGAIN", 0.05)
     with engine_of(monkeypatch, replan=cannot, leave_after=0.1) as (engine, toy):
-        toy.refuses = {"4-4"}
-        state = request(1, 500)
-        engine.submit(state)
-        engine.call(lose)
+        state = asked_and_lost(engine, toy, "4-4")
         time.sleep(0.8)
         assert engine.health().waits_for is not None
         toy.refuses = set()
@@ -286,10 +286,7 @@ def test_what_the_others_cannot_hold_is_said_once_and_waited_for(
 
 def test_a_layout_without_it_that_fails_leaves_them_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of(monkeypatch, replan=alone_without, leave_after=0.1) as (engine, toy):
-        toy.refuses = {"4-4", "8"}
-        state = request(1, 500)
-        engine.submit(state)
-        engine.call(lose)
+        state = asked_and_lost(engine, toy, "4-4", "8")
         time.sleep(0.5)
         assert engine.health().waits_for is not None
         toy.refuses = set()
@@ -299,10 +296,7 @@ def test_a_layout_without_it_that_fails_leaves_them_waiting(monkeypatch: pytest.
 
 def test_it_ends_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of(monkeypatch) as (engine, toy):
-        toy.refuses = {"4-4"}
-        state = request(1, 10**6)
-        engine.submit(state)
-        engine.call(lose)
+        state = asked_and_lost(engine, toy, "4-4", max_tokens=10**6)
         until(lambda: engine.health().waits_for is not None, "the loss", SECONDS)
         engine.close(SECONDS)
         assert read(state)[1:] == ("abort", None)

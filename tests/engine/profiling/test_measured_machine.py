@@ -1,6 +1,7 @@
 """A machine is measured on emulated accelerators, whose costs of each layer have to come out, and on the processor."""
 
 import json
+from collections import namedtuple
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -11,7 +12,7 @@ from tiny import Folder
 
 from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.drafts import draft_model
-from splitinfer.engine.profiling import drafts, measure, stopwatch
+from splitinfer.engine.profiling import drafts, load, measure, stopwatch
 from splitinfer.engine.profiling.drafts import measure_draft
 from splitinfer.engine.profiling.measure import (
     Question,
@@ -239,3 +240,10 @@ def test_a_folder_that_cannot_be_written_changes_nothing(question: Question, cou
     for _ in range(2):
         profile_here("a", question, ignore)
     assert len(counted) == 2
+
+
+def test_what_guests_compute_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch):
+    """Linux counts it in user and nice, too."""
+    times = namedtuple("times", "user nice system idle iowait guest guest_nice")
+    monkeypatch.setattr(load.psutil, "cpu_times", lambda: times(10, 5, 2, 100, 7, 3, 4))
+    assert load._busy_seconds() == 17

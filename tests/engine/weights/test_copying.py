@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 from stored import CONFIG, FILE, SIZES, TOTAL, bytes_in, described
 
+from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.weights.answering import WeightAnswers
 from splitinfer.engine.weights.copying import Remote, copy, copy_small, request_manifest
+from splitinfer.engine.worker import weights
+from splitinfer.engine.worker.weights import ControlChannel
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.weights.manifest import Manifest, SmallFile, pack
 from splitinfer.weights.models import ModelStore, StoredModel
 from splitinfer.weights.ranges import PIECE, WINDOW, checksum
 from splitinfer.weights.source import Source
 from splitinfer.wire import headers
+from splitinfer.wire.headers import Session
 from splitinfer.wire.messages import AskRanges, Message, Range, TellRange, Unavailable
-from transports import Frame, Link, LinkClosed, TransportError, connect, listen
+from transports import Frame, Link, LinkClosed, LinkTimeout, TransportError, connect, listen
 
 _names = itertools.count()
 Tamper = Callable[[Message, list[bytes]], tuple[Message, list[bytes]]]
@@ -225,9 +229,10 @@ def test_a_peer_that_describes_other_weights_than_it_was_asked_for(make, told: M
         request_manifest(channel, told.fingerprint.digest())
 
 
-@pytest.mark.parametrize(
-    "asked", [Range("../config.json", 0, 9), Range("/etc/passwd", 0, 9), Range(FILE, TOTAL - 1, TOTAL + 1)]
-)
+@pytest.mark.parametrize("asked", [
+    Range(FILE, TOTAL - 1, TOTAL + 1), Range(FILE, TOTAL, TOTAL + 9), Range("config.json", 0, 10**6), Range("", 0, 9),
+    Range("../config.json", 0, 9), Range("/etc/passwd", 0, 9), Range("tokenizer.json", 0, 9),
+])  # fmt: skip
 def test_a_range_that_there_is_not_is_not_sent(make, stored: StoredModel, asked: Range):
     with connected(make) as (channel, end):
         assert isinstance(request_manifest(channel, stored.digest), Remote)
@@ -255,3 +260,25 @@ def test_a_small_file_that_the_peer_lacks_or_has_otherwise(make, store: ModelSto
         other = Manifest(told.model, told.fingerprint, (SmallFile("config.json", 3),), told.tensors)
         with pytest.raises(ProtocolError, match=r"has another config\.json"):
             copy_small(remote, store.begin(other), ["config.json"])
+
+
+@pytest.fixture
+def connection() -> Connection:
+    with listen("inproc://control-channel") as listener:
+        link = connect(listener.address, timeout=5.0)
+        return Connection(link, "coordinator", "studio", "1", Session(opened=False))
+
+
+def test_a_coordinator_that_lives_and_does_not_answer_is_given_up(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(weights, "_ANSWER_SECONDS", 0.01)
+    with pytest.raises(LinkTimeout, match=r"the coordinator studio .* did not answer"):
+        ControlChannel(connection).receive()
+
+
+def test_a_coordinator_that_is_gone(connection: Connection):
+    channel = ControlChannel(connection)
+    assert not channel.takes(connection, LinkClosed("the end")), "the loop has to know, too"
+    with pytest.raises(LinkClosed, match="the end"):
+        channel.receive()

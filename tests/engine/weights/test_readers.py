@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 from stages import keyed_worker
-from stored import CONFIG, FILE, described, written
-from test_copied_file import fill
+from stored import FILE, copied, described
 
 from splitinfer.engine.weights.copying import Remote, WeightReader, request_manifest
 from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.errors import PeerError, Refused, WorkerUnreachable
 from splitinfer.keyring import Keyring
-from splitinfer.weights.copied_file import write_whole
 from splitinfer.weights.models import ModelStore
 from splitinfer.wire.messages import AskManifest, AskRanges, Range, Unavailable
 from transports import KeyPair, LinkOptions, Security
@@ -23,12 +21,8 @@ ADMITTED, STRANGER = KeyPair.make(), KeyPair.make()
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
     """A store with all of one model."""
-    store, told = ModelStore(tmp_path / "store"), described()
-    source, model = written(tmp_path / "model", told), store.begin(told)
-    write_whole(model.folder, "config.json", CONFIG)
-    with model.open(FILE) as file:
-        fill(file, source)
-        file.finish()
+    store = ModelStore(tmp_path / "store")
+    copied(store, tmp_path / "model")
     return store
 
 

@@ -69,15 +69,6 @@ def test_the_largest_eight_are_exact_in_int8():
     assert mx.array_equal(mx.take_along_axis(back, places, axis=-1), mx.take_along_axis(rows, places, axis=-1))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("codec", CODECS)
-def test_a_row_does_not_depend_on_its_neighbours(codec: str, width: int):
-    rows = massive(9, width)
-    together = there_and_back(codec, rows)
-    for row in range(9):
-        assert mx.array_equal(there_and_back(codec, rows[row : row + 1])[0], together[row])
-
-
 @pytest.mark.parametrize("codec", CODECS)
 def test_zeros_and_tiny_values(codec: str):
     rows = mx.zeros((3, 128))
@@ -98,16 +89,6 @@ def test_what_is_no_number_goes_as_it_is(codec: str):
 
 def sent(codec: str, rows: mx.array) -> list[memoryview]:
     return [memoryview(np.array(array)).cast("B") for array in pack(codec, rows)[1]]
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_parts_that_are_not_those_of_the_rows(codec: str):
-    parts = sent(codec, normal(6, 200))
-    for wrong in ([], parts[:-1], [*parts, parts[0]], [*parts[:-1], parts[-1][:-1]]):
-        with pytest.raises(ValueError, match="came for"):
-            columns_of(codec, 6, 200, wrong)
-    with pytest.raises(ValueError, match="came for"):
-        columns_of(codec, 5, 200, parts)
 
 
 def test_a_spike_where_there_is_nothing():

@@ -47,21 +47,6 @@ def test_the_error_is_that_of_the_bits(bits: int, error: float, dtype: mx.Dtype)
     assert 0.1 * error < off.item() < error
 
 
-def test_chunks_do_not_matter():
-    """A position's bits are made of that position alone, so any chunking stores the same."""
-    keys, values = numbers(1, 2, 300, 64), numbers(1, 2, 300, 64, seed=2)
-    stored = []
-    for chunks in ([300], [1] * 300, [7, 249, 44]):
-        cache, at = QuantisedKVCache(FORMATS["k8v4"]), 0
-        for n in chunks:
-            cache.update_and_fetch(keys[:, :, at : at + n], values[:, :, at : at + n])
-            at += n
-        stored.append(cache.state)
-    for other in stored[1:]:
-        for a, b in zip((*stored[0][0], *stored[0][1]), (*other[0], *other[1]), strict=True):
-            assert mx.array_equal(a, b)
-
-
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("name", FORMATS)
 def test_products_with_words_are_products_with_their_numbers(name: str, rows: int, monkeypatch: pytest.MonkeyPatch):

@@ -211,12 +211,3 @@ def test_samples_reach_from_the_first_byte_to_the_last(tmp_path: Path, size: int
         assert difference(here, there) == "model.safetensors has different weights", f"byte {spot} of {whole}"
         flip(file, spot)
     assert difference(here, there) is None
-
-
-def test_a_file_that_is_not_here_has_no_sample(folder: Path, tiny_folder: Folder):
-    checkpoint = open_folder(folder)
-    (folder / SECOND).unlink()
-    print_ = checkpoint.fingerprint()
-    assert print_.files[SECOND].sample is None
-    assert print_.files[FIRST].sample is not None
-    assert print_.difference(open_folder(tiny_folder("llama")).fingerprint()) is None
