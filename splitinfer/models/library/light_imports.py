@@ -1,9 +1,9 @@
 """Imports modules of mlx-lm and mlx-vlm without the dependencies that a stage does not need.
 
 Their packages import transformers, the hub's client, OpenCV and servers. That takes seconds, and more memory than all
-else that a worker has before its weights. So a package is put into ``sys.modules`` before its ``__init__`` has run; the
-``__init__`` runs when code first reads a name of the package. All that modules import at their top, except MLX, NumPy
-and the standard library, becomes a promise (``_Later``), which is imported at its first use. Nothing exists twice.
+else that a worker has before its weights. So their modules are imported without them (``light_package``). All that
+modules import at their top, except MLX, NumPy and the standard library, becomes a promise (``_Later``), which is
+imported at its first use. Nothing exists twice.
 
 In mlx-vlm's modules ``eval`` and ``async_eval`` do nothing, because they would cut the graph into pieces. And MLX does
 not check indices: Qwen4's indexer uses -1 for blocks that it does not choose, and would write before a mask's memory
