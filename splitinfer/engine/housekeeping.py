@@ -1,17 +1,21 @@
 """The work of both loops, the coordinator's and a worker's, besides handling events.
 
-They keep the machine awake, report this process's memory to other processes, and build graphs of likely steps.
+They keep the machine awake, report this process's memory to other processes, build graphs of likely steps, and give
+freed memory back in a pause.
 """
 
 import queue
 import time
 from typing import Generic, TypeVar
 
+from splitinfer.engine.stage.loader import free_memory
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.models.memory import HeldReport
 from splitinfer.system.keep_awake import KeepAwake
 
 T = TypeVar("T")
+
+_PAUSE = 2.0  # seconds without an event; until then, freed memory is kept for the next step
 
 
 class Housekeeping(Generic[T]):
@@ -19,6 +23,7 @@ class Housekeeping(Generic[T]):
 
     def __init__(self, inbox: "queue.SimpleQueue[T]") -> None:
         self._inbox, self._awake, self._held = inbox, KeepAwake(), HeldReport()
+        self._pause_at: float | None = time.monotonic() + _PAUSE  # when to free memory; ``None``: that is done
 
     def watch_machine(self, *, is_needed: bool) -> None:
         """Keep the machine awake if it ``is_needed``, and report the memory that this process holds."""
@@ -36,12 +41,18 @@ class Housekeeping(Generic[T]):
             pass
 
     def next_event(self, within: float | None) -> T | None:
-        """Wait for the next event and return it. Return None if no event arrives ``within`` the given seconds; None
-        sets no limit."""
+        """Wait for the next event and return it. Return None if no event arrives ``within`` the given seconds (None
+        sets no limit), or if none has arrived for ``_PAUSE`` seconds."""
+        pause = None if self._pause_at is None else max(0.0, self._pause_at - time.monotonic())
         try:
-            return self._inbox.get(timeout=within)
+            event = self._inbox.get(timeout=min((each for each in (within, pause) if each is not None), default=None))
         except queue.Empty:
+            if self._pause_at is not None and time.monotonic() >= self._pause_at:
+                free_memory()
+                self._pause_at = None
             return None
+        self._pause_at = time.monotonic() + _PAUSE
+        return event
 
     def close(self) -> None:
         """Let the machine sleep."""

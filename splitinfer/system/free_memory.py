@@ -1,4 +1,4 @@
-"""Reads how much memory is free, and how much of it the GPU may take.
+"""Reads how much memory is free, and how much of it the GPU may take; gives back what this process has freed.
 
 On macOS ``vm_stat`` counts the pages, which takes milliseconds:
 
@@ -17,6 +17,7 @@ reports the limit of the device as ``recommendedMaxWorkingSetSize``. It follows 
 #754, antirez/ds4 #893), but MLX asks for it once (*assumed* of all its versions): the smaller of both holds.
 """
 
+import ctypes
 import logging
 import re
 from dataclasses import dataclass
@@ -135,3 +136,14 @@ def wired_limit_bytes() -> int | None:
         return None
     limit = int.from_bytes(value, "little", signed=True)  # every Mac is little-endian
     return limit * 2**20 if limit > 0 else None
+
+
+# -- memory that this process has freed --------------------------------------------------------------------------------
+
+
+def release_freed() -> None:
+    """Give memory that this process has freed back to the system, where the C library keeps it and has a call for that:
+    glibc's ``malloc_trim``. macOS asks for it when memory is short."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -24,6 +24,7 @@ from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.conversations import TextCodec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
+from splitinfer.text.loading import load
 from splitinfer.text.syntax_probes import find_syntax
 from splitinfer.text.turns import (
     Form,
@@ -77,8 +78,6 @@ class Tokenizer:
             raise ModelError(f"there is no model folder {path}")
         if eos_token_ids is not None and not isinstance(eos_token_ids, int):
             eos_token_ids = list(eos_token_ids)
-        from mlx_lm.tokenizer_utils import load  # here, because it imports transformers, which takes a second
-
         try:
             wrapper = load(path, eos_token_ids=eos_token_ids)
         except Exception as error:  # what a model's files make other people's code raise

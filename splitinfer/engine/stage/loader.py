@@ -50,6 +50,7 @@ from splitinfer.models.memory import (
     withdraw,
 )
 from splitinfer.models.rows.kv_trial import sample_blocks
+from splitinfer.system.free_memory import release_freed
 from splitinfer.wire.messages import Half, Load, Progress, Ready
 
 log = logging.getLogger(__name__)
@@ -82,8 +83,9 @@ class WeightSource:
 
 
 def free_memory() -> None:
-    """Give back the memory that MLX keeps of stages that are no longer used."""
+    """Give the system back the memory that MLX and the C library keep for arrays and objects to come."""
     mx.clear_cache()
+    release_freed()
 
 
 def _alone(_half: Half) -> Pair:

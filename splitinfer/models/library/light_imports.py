@@ -1,9 +1,9 @@
 """Imports modules of mlx-lm and mlx-vlm without the dependencies that a stage does not need.
 
 Their packages import transformers, the hub's client, OpenCV and servers. That takes seconds, and more memory than all
-else that a worker has before its weights. So a package is put into ``sys.modules`` before its ``__init__`` has run; the
-``__init__`` runs when code first reads a name of the package. All that modules import at their top, except MLX, NumPy
-and the standard library, becomes a promise (``_Later``), which is imported at its first use. Nothing exists twice.
+else that a worker has before its weights. So their modules are imported without them (``light_package``). All that
+modules import at their top, except MLX, NumPy and the standard library, becomes a promise (``_Later``), which is
+imported at its first use. Nothing exists twice.
 
 In mlx-vlm's modules ``eval`` and ``async_eval`` do nothing, because they would cut the graph into pieces. And MLX does
 not check indices: Qwen4's indexer uses -1 for blocks that it does not choose, and would write before a mask's memory
@@ -15,7 +15,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,11 +25,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from splitinfer.light_package import register
+
 _VLM = "mlx_vlm."
 _WITH_PROMISES = (_VLM, "mlx_lm.utils")  # prefixes of the modules that get promises
 _AT_ONCE = {*sys.stdlib_module_names, "mlx", "numpy"}
 _NOT_FOR_STAGES = ("process", "image_process", "tokenizer_utils", "trainer", "generate")  # prefixes of module names
-_loading = threading.Lock()
 
 
 class _Later:
@@ -168,28 +168,8 @@ class _Finder(MetaPathFinder):
 
 def module(package: str, name: str) -> Any:
     """Import and return the module ``name`` of a package."""
-    with _loading:
-        if package not in sys.modules:
-            _register(package)
-    return importlib.import_module(f"{package}.{name}")
-
-
-def _register(name: str) -> None:
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.loader is not None
-    package, loader = importlib.util.module_from_spec(spec), spec.loader
-    waiting = [True]
-
-    def complete(attribute: str) -> Any:
-        if not waiting or (attribute.startswith("__") and attribute not in ("__all__", "__version__")):
-            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
-        waiting.clear()
-        loader.exec_module(package)
-        return getattr(package, attribute)
-
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # as mlx-lm's own __init__ does
-    vars(package)["__getattr__"] = complete
+    register(package)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    sys.modules[name] = package
+    return importlib.import_module(f"{package}.{name}")
