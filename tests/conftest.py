@@ -87,27 +87,13 @@ def _place(item: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_test_writes_to_the_users_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Processes keep KV in the user's cache folder unless they are told otherwise."""
+def a_process_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is written to the user's folders. A command that a test runs here ends in an exception and not, with all
+    that it said, the process. A stage is loaded once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
-        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_command_ends_this_process() -> Iterator[None]:
-    """A command that a test runs in this process ends in an exception and not, with all that it said, the process."""
-    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("cache", "config", "data", "state"):
+            patch.setenv(f"XDG_{kind.upper()}_HOME", str(tmp_path_factory.mktemp(kind)))
         patch.setattr(shutdown, "_leave", sys.exit)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def a_stage_is_loaded_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
         loaded_once.look_up(patch)
         yield
 
@@ -118,9 +104,8 @@ def no_test_finds_the_kv_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path_fa
     fifth of the time of a test that does nothing."""
     own = tmp_path_factory.getbasetemp() / f"of-test-{next(_tests)}"
     own.mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(own / "caches"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(own / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(own / "data"))
+    for kind in ("cache", "config", "data"):
+        monkeypatch.setenv(f"XDG_{kind.upper()}_HOME", str(own / kind))
 
 
 @pytest.fixture

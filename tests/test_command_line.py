@@ -192,13 +192,11 @@ def test_each_declared_option_reaches_the_settings(tmp_path: Path):
         "float32_head": True, "token_budget": 64,
     }  # fmt: skip
     settings = settings_of(given)
-    assert settings.disk is not None
     assert (settings.kv_bytes, settings.disk.path, settings.kv_dir_bytes) == (25 * 10**8, tmp_path, 10**18)
     assert (settings.policy, settings.context, settings.float32_head, settings.token_budget) == (
         "watermark", 99, True, 64
     )  # fmt: skip
     usual = PipelineOptions().settings.disk
-    assert usual is not None
     assert usual.path == default_folder()
 
 

@@ -14,10 +14,8 @@ LAYOUTS = Path(__file__).parent.parent / "layouts"
 STAGES = [{"name": "studio", "layers": 40}, {"name": "mini", "layers": 26, "address": "tcp://mini.local:5577"}]
 
 
-def error_of_dict(mapping: Any) -> str:
-    with pytest.raises(LayoutError) as caught:
-        Layout.from_dict(mapping, "x.yaml")
-    return str(caught.value)
+def beside(stage: Any) -> dict[str, Any]:
+    return {"stages": [STAGES[0], stage]}
 
 
 def error_of_text(folder: Path, text: str | bytes, name: str = "x.yaml") -> str:
@@ -121,27 +119,18 @@ KEYS = "stages, model, draft, dtype, serving, kv_format, float32_head"
         ({"stages": {"a": 1}}, "'stages' in layout x.yaml must be a list of stages, but is a mapping"),
         ({"stages": STAGES, "model": 7}, "'model' in layout x.yaml must be text, but is 7"),
         ({"stages": STAGES, "draft": ""}, "'draft' in layout x.yaml must be text of at least one character, but is ''"),
+        (beside({"name": "b", "layrs": 2}), "unknown key 'layrs' in stage 2 of layout x.yaml; did you mean 'layers'?"),
+        (beside({"name": "b"}), "stage 2 of layout x.yaml lacks the key 'layers'"),
+        (beside({"name": "b", "layers": 2.0}),
+         "'layers' in stage 2 of layout x.yaml must be a whole number, but is 2.0"),
+        (beside("mini"), "stage 2 of layout x.yaml must be a mapping with the keys name, layers and (for a worker) "
+         "address and key, but is 'mini'"),
     ],
-)
-def test_wrong_at_the_top(mapping: Any, message: str):
-    assert error_of_dict(mapping) == message
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [
-        ({"name": "b", "layrs": 2}, "unknown key 'layrs' in stage 2 of layout x.yaml; did you mean 'layers'?"),
-        ({"name": "b"}, "stage 2 of layout x.yaml lacks the key 'layers'"),
-        ({"name": "b", "layers": 2.0}, "'layers' in stage 2 of layout x.yaml must be a whole number, but is 2.0"),
-        (
-            "mini",
-            "stage 2 of layout x.yaml must be a mapping with the keys name, layers and (for a worker) address and key, "
-            "but is 'mini'",
-        ),
-    ],
-)
-def test_wrong_in_a_stage(stage: Any, message: str):
-    assert error_of_dict({"stages": [STAGES[0], stage]}) == message
+)  # fmt: skip
+def test_what_is_wrong_in_a_layout(mapping: Any, message: str):
+    with pytest.raises(LayoutError) as caught:
+        Layout.from_dict(mapping, "x.yaml")
+    assert str(caught.value) == message
 
 
 # ----- the page about it ------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ the page of the library, which is one program.
 """
 
 import ast
+import doctest
+import importlib
 import json
 import re
 import shlex
@@ -298,3 +300,15 @@ def test_the_messages_are_those_of_the_code():
     said = "\0".join(text for module in product() for text in texts_of(module))
     messages = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/reference/errors.md").read_text(), re.MULTILINE)
     assert [message for message in messages if message not in said] == []
+
+
+WITH_EXAMPLES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted([*ROOT.glob("splitinfer/**/*.py"), *ROOT.glob("scripts/comparing/*.py")])
+    if ">>> " in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_in_docstrings_are_true(name: str):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -20,8 +20,6 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
-        assert running.stderr is not None
-        assert running.stdout is not None
         for line in running.stderr:
             said.append(line)
             if line.startswith("trial"):

@@ -12,16 +12,9 @@ from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 
 
-@pytest.fixture
-def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: object) -> None:
-        raise AssertionError("something is loaded before all inputs are looked at")
-
-    monkeypatch.setattr(LLM, "_open", load)
-    monkeypatch.setattr(AskedProcess, "__init__", load)
-
-
-def test_what_does_not_fit_into_the_context_is_refused(nothing_is_loaded: None):
+def test_what_does_not_fit_into_the_context_is_refused(monkeypatch: pytest.MonkeyPatch):
+    for one, name in ((LLM, "_open"), (AskedProcess, "__init__")):
+        monkeypatch.setattr(one, name, lambda *_: pytest.fail("something is loaded before all inputs are looked at"))
     with pytest.raises(ConfigError, match=r"the tasks need 5,064 tokens, but the model's context is 4,096"):
         speed.measure(Options("demo.yaml", decode_tokens=5000))
 

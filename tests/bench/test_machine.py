@@ -37,7 +37,6 @@ def test_each_stage_here_has_a_processor_of_its_own_while_there_are_any(local: l
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins")
 def test_a_process_is_pinned_with_all_its_threads() -> None:
     with subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
         child.stdout.readline()
         cpu = machine.free_processors()[-1]
         machine.pin(child.pid, cpu)
@@ -63,7 +62,6 @@ def test_openblas_is_preloaded_once_and_with_one_thread(preloaded: str | None, f
     if then is None:
         assert environment is None
         return
-    assert environment is not None
     assert (environment["LD_PRELOAD"], environment["OPENBLAS_NUM_THREADS"], environment["PATH"]) == (then, "1", "/bin")
     assert machine.preloading(environment, found) is None
 

@@ -143,7 +143,6 @@ class Coordinator(Running):
 
     def close(self) -> int:
         """Let it end, and say how it did."""
-        assert self._popen.stdin is not None
         self._popen.stdin.close()
         return self.wait(_END_SECONDS)
 

@@ -72,7 +72,6 @@ class Driven:
     def another(self, server: Serving | None = None) -> Iterator["Driven"]:
         """A page of somebody else, at this server or another."""
         browser = self.page.context.browser
-        assert browser is not None
         context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
         other = Driven(context.new_page(), server or self.server, self.pictures, self.complaints)
         watched(other)

@@ -34,15 +34,11 @@ import psutil
 from scripts.random_model import Shape as ModelShape
 from scripts.random_model import make
 from splitinfer.bench.parts import made_up
-from splitinfer.core.layout import LOCAL, StageSpec
+from splitinfer.core.layout import LOCAL
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.fleet.local_workers import LocalWorker
-from splitinfer.engine.profiling.measure import Question
-from splitinfer.engine.profiling.survey import Surveyor
-from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.profile import Profiles
-from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.folder.hub import open_model
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.bounds import assumed, doubts, why_not
 from splitinfer.placement.cuts import Cut
@@ -51,7 +47,7 @@ from splitinfer.placement.plan import Planner
 from tests.sim.pipelines import pipeline_of
 
 from .report import Report
-from .truth import LAYERS, LOOPBACK, VOCAB, _of_each_layer, emulated, profiles
+from .truth import LAYERS, LOOPBACK, VOCAB, emulated, of_each_layer, profiles, surveyed
 
 PROMPT, ANSWER, STREAMS, LONG = 256, 128, 8, 4000
 _OFF, _WORSE = 1.5, 1.1
@@ -118,7 +114,8 @@ def _on_this_machine(report: Report, given: argparse.Namespace) -> None:
 
 def _library(model: str) -> dict[str, float]:
     """Return what the library does with a model on this machine, under the names that a plan's figures have."""
-    layout = {"model": model, "stages": [{"name": "here", "layers": open_layers(model)}]}
+    layers = int(open_model(model).config["num_hidden_layers"])
+    layout = {"model": model, "stages": [{"name": "here", "layers": layers}]}
     with LLM(layout, settings=Settings(context=4096, prefix_cache=False, max_running=STREAMS)) as llm:
 
         def times(name: str, count: int, prompt: int, answer: int) -> list[tuple[float, ...]]:
@@ -137,13 +134,6 @@ def _library(model: str) -> dict[str, float]:
             "many": sum(begin < at <= end for each in several for at in each) / (end - begin),
             "ttft": long[0] * 4096 / LONG,
         }
-
-
-def open_layers(model: str) -> int:
-    """Return how many layers a model has."""
-    from splitinfer.models.folder.hub import open_model
-
-    return int(open_model(model).config["num_hidden_layers"])
 
 
 # -- emulated machines -----------------------------------------------------------------------------
@@ -175,16 +165,7 @@ def _load(chance: Random) -> Iterator[None]:
 def _planned(model: Path, ratio: tuple[float, float], slower: float) -> dict[str, Any]:
     """Measure both machines as `init` and `plan` do, and compare the plan with the known costs."""
     truth = profiles(ratio, LOOPBACK, slower)
-    with ExitStack() as stack:
-        stack.enter_context(emulated(_of_each_layer(profiles(ratio[1:], LOOPBACK, slower))))
-        worker = LocalWorker("m1")
-        stack.callback(worker.kill)
-        worker.address()  # it has its environment
-        stack.enter_context(emulated(_of_each_layer(truth)))
-        question, second = Question(str(model), open_folder(model)), [StageSpec("m1", 1, 2, LOCAL)]
-        own = Keyring().own
-        surveyor = Surveyor(question, "m0", second, own, 30, lambda *_: None, lambda _: worker, again=True)
-        machines, links = surveyor.run()
+    machines, links = surveyed(model, of_each_layer(truth), of_each_layer(profiles(ratio[1:], LOOPBACK, slower)))
     model_profile = replace(truth.model, draft=None)
     apart = [
         replace(each, layers={"layer": next(iter(each.layers.values()))}, address=address)
@@ -217,8 +198,6 @@ def _judged(what: str, measured: Profiles, truth: Profiles) -> dict[str, Any]:
     cuts = list[str]()
     for aim in (Aim.CHAT, Aim.THROUGHPUT):
         chosen, best = Planner(assumed(measured), _PLAIN).best(aim), planner.best(aim)
-        assert chosen is not None
-        assert best is not None
         worse = max(worse, planner.score(aim, best.cut) / planner.score(aim, chosen.cut))
         cuts.append(chosen.cut.name)
     off, alone = 1.0, Cut((0,), (LAYERS,))

@@ -96,7 +96,6 @@ def after_the_order(victim: Victim, chance: random.Random) -> str:
 def in_packets(victim: Victim, chance: random.Random) -> str:
     """Damaged packets below our messages, inside the encryption."""
     peer = zmq.Context.instance().socket(zmq.DEALER)
-    assert victim.options.security is not None
     secure_connector(peer, victim.options.security)
     peer.LINGER, peer.RECONNECT_IVL = 0, -1
     with peer:

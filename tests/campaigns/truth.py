@@ -104,11 +104,6 @@ def asked(acceptance: float | None) -> Asked:
     return Asked(streams=STREAMS, prompt=PROMPT, answer=ANSWER, acceptance=acceptance, uses_all=True, token_budget=512)
 
 
-def ratio_of(text: str) -> tuple[float, ...]:
-    """Numbers with colons between them."""
-    return tuple(map(float, text.split(":")))
-
-
 @dataclass(frozen=True, slots=True)
 class Effort:
     """``trials`` of each cut; ``tokens`` of an answer alone, of which streams side by side get a quarter each. Whether
@@ -184,22 +179,22 @@ class Here:
 
 
 def here(rig: Profiles, model: Path) -> Here:
-    """Measure what hosts and hops take here on accelerators like the rig's first, as a plan does."""
-    with emulated(_of_each_layer(rig)):
-        found, locals_ = list[LocalWorker](), [StageSpec("m1", 1, 2, LOCAL)]
-
-        def take(name: str) -> LocalWorker:
-            found.append(LocalWorker(name))
-            return found[0]
-
-        try:
-            question = Question(str(model), open_folder(model))
-            surveyor = Surveyor(question, "m0", locals_, Keyring().own, 30, lambda *_: None, take, again=True)
-            machines, links = surveyor.run()
-        finally:
-            for worker in found:
-                worker.kill()
+    """Measure what hosts and hops take here on accelerators like the rig's first."""
+    machines, links = surveyed(model, *[of_each_layer(rig)] * 2)
     return Here(machines[0].host, machines[1].host, links[0].latency)
+
+
+def surveyed(model: Path, first: Machine, second: Machine) -> tuple[Sequence[MachineProfile], Sequence[LinkProfile]]:
+    """Measure two emulated machines and their links as a plan does."""
+    with ExitStack() as stack:
+        stack.enter_context(emulated(second))
+        worker = LocalWorker("m1")
+        stack.callback(worker.kill)
+        worker.address()  # it has its environment
+        stack.enter_context(emulated(first))
+        question, stages = Question(str(model), open_folder(model)), [StageSpec("m1", 1, 2, LOCAL)]
+        own = Keyring().own
+        return Surveyor(question, "m0", stages, own, 30, lambda *_: None, lambda _: worker, again=True).run()
 
 
 @contextmanager
@@ -212,7 +207,7 @@ def emulated(machine: Machine) -> Iterator[None]:
         yield
 
 
-def _of_each_layer(rig: Profiles, sums: Costs | None = None) -> Machine:
+def of_each_layer(rig: Profiles, sums: Costs | None = None) -> Machine:
     """The rig's first machine, whatever layers it has, or a half of them."""
     each = EachLayer(rig.machines[0].layers["layer"], rig.machines[0].step)
     return replace(pipeline_of(rig, Cut((0,), (LAYERS,))), each_layer=each, sum=sums or Costs())
@@ -230,7 +225,6 @@ def compare_ways(
     ways, effort = planner.ways(Aim.THROUGHPUT), Effort(given.trials, given.tokens, drafts=False)
     found = dict[str, Any]()
     for name, best in (("pipeline", ways.pipeline), ("one stage", ways.tensor_parallel)):
-        assert best is not None
         line = _measured(planner.profiles, best.cut, model, LOOPBACK, effort, sums)
         figures = {"one": best.figures.one, "many": best.figures.many}
         found[name] = {"planned": figures, "measured": line}
@@ -253,7 +247,7 @@ def _measured(
         for i, count in enumerate(cut.layers)
     ]
     if rig.machines[cut.machines[0]].across:
-        machine = _of_each_layer(rig, sums)
+        machine = of_each_layer(rig, sums)
         stages = [{"name": "both", "layers": LAYERS, "across": ["local", "local"]}]
     replay = Replay(VOCAB)
     settings = Settings(context=8192, prefix_cache=False, token_budget=512, rejoin_timeout=0.0, max_running=STREAMS)
@@ -364,7 +358,6 @@ def _verdicts(rig: Profiles, cuts: Lines) -> Iterator[dict[str, Any]]:
         planner = Planner(rig, asked(acceptance), tuple(cuts))
         for aim in (Aim.CHAT, Aim.THROUGHPUT):
             chosen = planner.best(aim)
-            assert chosen is not None
             is_many = aim is Aim.THROUGHPUT
             values = {c: line["many" + suffix] if is_many else 1 / line["turn" + suffix] for c, line in cuts.items()}
             best = max(values, key=values.__getitem__)
@@ -397,7 +390,8 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         hosts = here(equal, model)
         for ratio, hop in wanted:
             report.begin(1 / (len(wanted) + len(sums)))
-            machines = hosts.of(profiles(ratio_of(ratio), hop / 1000, slower=given.slower))
+            times = [float(each) for each in ratio.split(":")]
+            machines = hosts.of(profiles(times, hop / 1000, slower=given.slower))
             rig = Rig(f"{ratio} {hop:g} ms", machines, hop / 1000)
             cuts = measure(report, given, model, rig)
             verdicts += judge(report, given, rig, cuts)

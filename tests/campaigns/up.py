@@ -135,7 +135,6 @@ class Campaign:
         said = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare").stderr
         line = re.search(r"^    (ssh .*)$", said, re.MULTILINE)
         self.check(line, "no line to install")
-        assert line is not None
         self.check(line[1] == install_line("mini.local", own_versions(), Path(f"/home/eve/{self.wheel.name}")), line[1])
         print(f"  eve@studio$ {line[1]}")
         self.expect(self.studio.run("eve", "sh", "-c", line[1]))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from splitinfer import SamplingParams
+from splitinfer import Grammar, SamplingParams
 from splitinfer.core.rng import position_key
 from splitinfer.demo import TARGET
 from splitinfer.grammar.rules import AnswerRules
@@ -72,6 +72,12 @@ def rules(made: AnswerForms, params: SamplingParams) -> AnswerRules:
     found = made.rules(params, PROMPT, may_think=False)
     assert found is not None
     return found
+
+
+def admits(made: AnswerForms, grammar: Grammar, text: str) -> bool:
+    """Whether a text is an answer in a form."""
+    matcher, tokens = made._compiler.matcher(grammar), made._prompts.needed.encode(text, adds_special=False)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
 def allowed(mask: bytes | None) -> set[int]:

@@ -103,7 +103,6 @@ def opening(syntax: str) -> str:
     """What begins a call, and nothing else."""
     known = SYNTAXES[syntax]
     begins = re.match(r"<[^<>]+>|\[[A-Z_]+\]", known.opens + known.before)
-    assert begins is not None
     return begins[0]
 
 
@@ -286,7 +285,6 @@ def test_values_between_tags_are_read_as_they_were_meant(made: AnswerForms, synt
     """``None``: cannot be written; ``...``: is read as null."""
     known = SYNTAXES[syntax]
     keyed = known.keyed
-    assert keyed is not None
     for schema, values in _READ[syntax]:
         parameters = {"properties": {"key": schema}, "required": ["key"], "$defs": {"nested": _NESTED}}
         function = {"name": "f", "parameters": parameters}

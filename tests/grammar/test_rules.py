@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from constrained import PROMPT, SCHEMA, allowed, rules, schemas
+from constrained import PROMPT, SCHEMA, admits, allowed, rules, schemas
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,10 +15,6 @@ from splitinfer.llm.forms import AnswerForms
 
 END = 0
 EVERY = frozenset(range(2048))
-
-
-def text(made: AnswerForms, tokens: list[int]) -> str:
-    return made._prompts.needed.decode(tokens)
 
 
 def written(walking: AnswerRules, draw: "st.DrawFn | None" = None, most: int = 200) -> list[int]:
@@ -53,7 +49,7 @@ def test_masks_and_forced_tokens_agree_whatever_was_asked_before(
 
 def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> None:
     forced = rules(made, SamplingParams(grammar=SCHEMA)).jump_forward([], 20)
-    assert text(made, list(forced)) == '{"name":"'
+    assert made._prompts.needed.decode(forced) == '{"name":"'
     flexible = {**SCHEMA, "x-guidance": {"whitespace_flexible": True}}
     after = made._prompts.needed.encode("{", adds_special=False)
     assert rules(made, SamplingParams(grammar=flexible)).admitted(
@@ -99,11 +95,6 @@ def test_what_cannot_be_enforced_is_refused(made: AnswerForms, grammar: object, 
         rules(made, SamplingParams(grammar=grammar))
 
 
-def is_admitted(made: AnswerForms, grammar: Grammar, text: str) -> bool:
-    matcher, tokens = made._compiler.matcher(grammar), made._prompts.needed.encode(text, adds_special=False)
-    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
-
-
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
@@ -134,7 +125,7 @@ def is_admitted(made: AnswerForms, grammar: Grammar, text: str) -> bool:
 )
 def test_texts_are_what_json_schema_says(made: AnswerForms, schema: object, right: list[str], wrong: list[str]) -> None:
     grammar = Grammar.json({"type": "array", "items": {"type": "string", **schema}, "uniqueItems": False})
-    able = [value for value in (*right, *wrong) if is_admitted(made, grammar, json.dumps([value], ensure_ascii=False))]
+    able = [value for value in (*right, *wrong) if admits(made, grammar, json.dumps([value], ensure_ascii=False))]
     assert able == right
 
 
@@ -162,7 +153,7 @@ NUMBERS = {"additionalProperties": {"type": "number"}}
     ],
 )
 def test_json_is_what_json_schema_says(made: AnswerForms, schema: object, right: list[str], wrong: list[str]) -> None:
-    assert [value for value in (*right, *wrong) if is_admitted(made, Grammar.json(schema), value)] == right
+    assert [value for value in (*right, *wrong) if admits(made, Grammar.json(schema), value)] == right
 
 
 def test_special_tokens_of_lark_are_named_or_given_by_their_ids(made: AnswerForms) -> None:

@@ -146,7 +146,6 @@ class Machine:
 
     def _listening(self) -> psutil.Process:
         """The sshd that listens: what nsenter has started."""
-        assert self.sshd is not None
         return psutil.Process(self.sshd.pid).children()[0]
 
 

@@ -151,7 +151,6 @@ def test_what_is_started_outlives_its_starter(running: list[Process], monkeypatc
         assert started.is_new
         assert os.getsid(pid) == pid
         command = command_of(("splitinfer", *(tmp_path / "words").read_text().splitlines()))
-        assert command is not None
         assert (command.port, command.by, "/" in command.versions) == (port, STUDIO, True)
         assert Keyring().admits(STUDIO.key)
         assert (of_up() / f"worker-{port}.log").stat().st_mode & 0o777 == 0o600

@@ -61,7 +61,6 @@ def test_paired_workers_are_named_and_used_when_told_to(
     monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: [mini])
     monkeypatch.setattr(commands, "planned", lambda _options, _model, workers: found if workers == [mini] else None)
     chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto))
-    assert isinstance(chosen, automatic.Chosen)
     assert (chosen.text == found.text) == auto
     assert [stage.name for stage in chosen.layout.to_find] == ["mini"] * auto, "by its key, also if it moves"
     assert ("Found and paired: mini; --auto uses it." in capsys.readouterr().err) != auto

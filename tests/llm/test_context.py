@@ -1,7 +1,5 @@
 """How long a prompt and its answer may be: as asked, or what the stages have room for."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,24 +24,20 @@ def test_the_longest_fits_and_a_block_more_does_not(memory: list[StageKV], most:
 
 
 @pytest.mark.parametrize(
-    ("settings", "least", "most"),
+    ("settings", "of_draft", "least", "most"),
     [
-        (Settings(), 8192, 8192),
-        (Settings(grows_context=True), 8192, 100_000),
-        (Settings(grows_context=True, context=20_000), 20_000, 20_000),
-        (Settings(context=200_000), 100_000, 100_000),
+        (Settings(), None, 8192, 8192),
+        (Settings(grows_context=True), None, 8192, 100_000),
+        (Settings(grows_context=True, context=20_000), None, 20_000, 20_000),
+        (Settings(context=200_000), None, 100_000, 100_000),
+        (Settings(grows_context=True), 30_000, 8192, 30_000),
+        (Settings(grows_context=True, context=50_000), 30_000, 50_000, 50_000),
     ],
 )
-def test_what_was_asked_and_what_is_given(settings: Settings, least: int, most: int):
+def test_what_was_asked_and_what_is_given(settings: Settings, of_draft: int | None, least: int, most: int):
+    """A draft model is not asked beyond its own context."""
     assert settings.context_of(100_000) == least
-    assert settings.most_context_of(100_000) == most
-
-
-def test_a_draft_model_is_not_asked_beyond_its_own():
-    growing = Settings(grows_context=True)
-    assert growing.most_context_of(100_000, draft_context=30_000) == 30_000
-    assert growing.most_context_of(100_000, draft_context=None) == 100_000
-    assert replace(growing, context=50_000).most_context_of(100_000, 30_000) == 50_000
+    assert settings.most_context_of(100_000, of_draft) == most
 
 
 def test_memory_decides_and_the_refusal_has_the_numbers(monkeypatch: pytest.MonkeyPatch):

@@ -56,7 +56,6 @@ def test_streams_and_short_texts_go_on_while_a_long_text_is_read(monkeypatch: py
 
     def stream() -> None:
         detokenizer = encoder.detokenizer()
-        assert detokenizer is not None
         shown.append(detokenizer.add(1) + encoder.needed.decode(encoder.needed.encode("a")))
 
     short = threading.Thread(target=stream, daemon=True)

@@ -196,7 +196,6 @@ def test_what_was_never_measured_is_left_out():
         own.took(Shape(1, 40 + i), 0.01 + 0.0001 * (i % 3))
     figures = figures_of(MODEL, layout(12), CostModel([own]), [ready(0)], replace(ASKED, streams=8), None)
     shown = rebalance(figures, Aim.CHAT).beside
-    assert shown is not None
     _, one, _, several, prompt = shown.rows
     assert one[1].startswith("100 tokens/s (")
     assert several[0] == "4 at once"

@@ -13,7 +13,6 @@ NODE = shutil.which("node")
 
 
 def _version() -> int:
-    assert NODE is not None
     said = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
     return int(said.strip().removeprefix("v").partition(".")[0])
 
@@ -23,7 +22,6 @@ needs_node = pytest.mark.skipif(NODE is None or _version() < 20, reason="node 20
 
 @needs_node
 def test_what_decides():
-    assert NODE is not None
     tests = sorted(map(str, FOLDER.glob("*.test.mjs")))
     assert len(tests) >= 4
     done = subprocess.run([NODE, "--test", *tests], capture_output=True, text=True)
@@ -39,7 +37,6 @@ for (const file of process.argv.slice(1)) new vm.SourceTextModule(fs.readFileSyn
 
 @needs_node
 def test_every_module_can_be_read():
-    assert NODE is not None
     command = [NODE, "--no-warnings", "--experimental-vm-modules", "-e", PARSE]
     done = subprocess.run([*command, *map(str, SITE.rglob("*.js"))], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -137,7 +137,6 @@ def data_url(data: bytes, kind: str = "png") -> str:
 def picture(folder: Path, rows: int = 3, columns: int = 4, seed: int = 1) -> Prepared:
     config = json.loads((folder / "config.json").read_text())
     family = family_of(folder, config, lambda _text: None)
-    assert family is not None
     step = family.patch * family.merge
     noise = np.random.default_rng(seed).integers(0, 256, (rows * step, columns * step, 3))
     return family.prepared(noise.astype(np.uint8))

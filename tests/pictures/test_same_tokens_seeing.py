@@ -1,6 +1,6 @@
 """Pictures in prompts: the tokens are mlx-vlm's own, whole and cut, in any chunks, beside others, and again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,22 @@ def test_layers_are_halved(folder: Path, where: dict[str, Any]) -> None:
         assert told(llm, tokens, seen) == answer(folder, tokens, seen, NUM, greedy)
 
 
-def test_a_rank_that_is_lost_is_shown_the_pictures_again(folder: Path) -> None:
+def sees_on(folder: Path, loses: Callable[[LLM], object], **where: Any) -> None:
+    """Answers about pictures are whole though a part of the pipeline is lost in their middle."""
     kinds = [(prompt(5, 9), [picture(folder, 3, 4, seed=i)]) for i in range(3)]
     alone = [answer(folder, tokens, seen, 40, greedy) for tokens, seen in kinds]
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    with pipeline(folder, [4], across=[0], rejoin_timeout=60) as llm:
+    with pipeline(folder, **where) as llm:
         requests = [llm.submit(tokens, params, pictures=seen) for tokens, seen in kinds]
         next(iter_events := iter(requests[0]))
-        local_workers()["s0/1"].kill()
+        loses(llm)
         list(iter_events)
         assert [requests[0].output.token_ids, *(one.result().token_ids for one in requests[1:])] == alone
         assert llm.stats()["rejoins"] == 1
+
+
+def test_a_rank_that_is_lost_is_shown_the_pictures_again(folder: Path) -> None:
+    sees_on(folder, lambda _: local_workers()["s0/1"].kill(), cuts=[4], across=[0], rejoin_timeout=60)
 
 
 def test_it_answers_as_mlx_vlm(folder: Path) -> None:
@@ -115,15 +120,7 @@ def test_drafts_name_no_row_of_a_picture(one_of_two: Path) -> None:
 
 
 def test_who_loses_a_worker_sees_on(one_of_two: Path) -> None:
-    kinds = [(prompt(5, 9), [picture(one_of_two, 3, 4, seed=i)]) for i in range(3)]
-    alone = [answer(one_of_two, tokens, seen, 40, greedy) for tokens, seen in kinds]
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
-    with pipeline(one_of_two, [2, 2], prefix_cache=False) as llm:
-        requests = [llm.submit(tokens, params, pictures=seen) for tokens, seen in kinds]
-        next(iter_events := iter(requests[0]))
-        lose(llm)
-        list(iter_events)
-        assert [requests[0].output.token_ids, *(one.result().token_ids for one in requests[1:])] == alone
+    sees_on(one_of_two, lose, cuts=[2, 2], prefix_cache=False)
 
 
 def test_a_restart_finds_it_on_disk(one_of_two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,16 @@ from openai.types.responses import input_token_count_params, response_create_par
 from raw_http import Said
 from starlette.requests import Request
 from stub_model import Model
-from valid_requests import BODIES, JSON, Asked, places, trouble_with
+from valid_requests import BODIES, JSON, Asked, places
 
 from splitinfer.errors import WorkerLost
+from splitinfer.server.anthropic.messages import MessageRequest
 from splitinfer.server.body import Bodies, parsed, read_json
 from splitinfer.server.gate import Gate
 from splitinfer.server.guard import Guard
+from splitinfer.server.openai.chat import ChatRequest
+from splitinfer.server.openai.completions import CompletionRequest
+from splitinfer.server.openai.responses import ResponseRequest
 from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
@@ -105,7 +109,7 @@ VALUES: list[tuple[str, Any, str]] = [  # of another type, out of their range, o
     (DETOKENS, {"tokens": [1, "2"]}, "tokens[1]"),
 ]  # fmt: skip
 BEGUN = {"messages": [*HI, {"role": "assistant", "content": "There"}], "continue_final_message": True}
-UNSUPPORTED: list[tuple[str, Any, str]] = [  # would change an answer; `test_unknown_fields.py` has what has no field
+UNSUPPORTED: list[tuple[str, Any, str]] = [  # would change an answer; below is what has no field
     (CHAT, {"continue_final_message": True}, "last message go on, it must be the assistant's"),
     (CHAT, {**BEGUN, "add_generation_prompt": True}, "continue_final_message needs add_generation_prompt false"),
     (CHAT, {**BEGUN, "response_format": {"type": "json_object"}}, "cannot be held to a form"),
@@ -203,10 +207,17 @@ def application(model: Model) -> Guard:
 
 def check(said: Said, route: str) -> str:
     """The sentence of an error, if it is one; its form is that of the route's API."""
-    is_anthropic = route.startswith(MESSAGE)
-    assert trouble_with(said.status, said.headers, said.json, is_anthropic=is_anthropic) is None
     assert said.headers["x-request-id"].startswith("req_")
-    return said.json["error"]["message"] if said.status >= 400 else ""
+    if said.status < 400:
+        return ""
+    assert said.status < 500
+    assert "application/json" in said.headers["content-type"]
+    assert len(str(said.json)) <= 5000
+    fields = {"type", "message"} if route.startswith(MESSAGE) else {"message", "type", "param", "code"}
+    assert set(said.json["error"]) - ({"details"} if route.startswith(MESSAGE) else set()) == fields
+    assert not route.startswith(MESSAGE) or said.json["type"] == "error"
+    assert said.json["error"]["message"] > ""
+    return said.json["error"]["message"]
 
 
 @pytest.mark.parametrize(("status", "route", "body", "headers", "words"), REFUSED)
@@ -311,6 +322,64 @@ def test_every_field_of_the_official_clients_may_be_null(application: Guard, kin
     """The API itself requires none but those of the least body."""
     names = typing_extensions.get_type_hints(kind)
     assert told(application, route, dict.fromkeys(names) | LEAST[route]).status in (200, 429)
+
+
+# -- fields that no model of a request has: refused, or without effect -----------------------------
+
+MODELS = {CHAT: ChatRequest, TEXT: CompletionRequest, RESPONSE: ResponseRequest, MESSAGE: MessageRequest}
+IDLE = [  # those of other servers do nothing without a field that is refused, or change no word
+    "user", "audio", "function_call", "raw", "safety_identifier", "prompt_cache_key", "service_tier", "prediction",
+    "store", "max_tool_calls", "background", "truncation", "context_management", "client_metadata", "cache_control",
+    "betas", "n_probs", "mirostat_tau", "dynatemp_exponent", "dry_base", "xtc_threshold", "thinking_forced_open",
+    "grammar_lazy", "grammar_triggers", "preserved_tokens", "speculative.n_max", "priority",
+    "length_penalty", "penalize_nl", "return_token_ids", "draft_model", "num_ctx",
+    "a_field_of_next_year",
+]  # fmt: skip
+ODD: list[Any] = [None, True, False, 0, -1, 10**400, 0.5, "", "odd", [], ["odd", 1], {}, {"a": {"b": [1]}}]
+
+
+@pytest.mark.parametrize("route", MODELS)
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_what_changes_no_answer_is_answered_whatever_it_is(application: Guard, route: str, value: Any):
+    assert told(application, route, LEAST[route] | dict.fromkeys(IDLE, value)).status == 429
+
+
+@pytest.mark.parametrize("route", MODELS)
+def test_what_would_change_the_answer_is_refused_unless_it_asks_for_nothing(application: Guard, route: str):
+    model = MODELS[route]
+    for name, one in ((name, one) for name, one in model.refused.items() if name not in model.known):
+        for value in (None, *one.neutral):
+            said = told(application, route, LEAST[route] | {name: value})
+            assert (said.status, "x-splitinfer-ignored" in said.headers) == (429, False), (name, value, said.json)
+        said = told(application, route, LEAST[route] | {name: "odd"})
+        assert (said.status, said.json["error"]["message"]) == (400, f"{name} is not supported: {one.why}")
+
+
+def test_their_names_come_back_in_a_header_and_stand_in_the_log_once(caplog: pytest.LogCaptureFixture):
+    application, route = make_app(Service(Model(), "demo")), CHAT  # type: ignore[arg-type]
+    caplog.set_level(logging.INFO, "splitinfer.server.guard")
+    inside = {"messages": [{**HI[0], "timestamp": 1}], "stream_options": {"include_obfuscation": True}}
+    for _ in range(2):
+        said = told(application, route, {"user": "u", "temperature": 0.5, "store": False, **inside})
+        assert said.headers["x-splitinfer-ignored"] == "user, store, include_obfuscation, timestamp"
+    assert [line for line in caplog.messages if "no effect" in line] == [
+        f"requests have the field {name}, which has no effect here"
+        for name in ("user", "store", "include_obfuscation", "timestamp")
+    ]
+    plain = told(application, route, LEAST[route] | {"temperature": 0.5, "user": None})
+    assert "x-splitinfer-ignored" not in plain.headers
+    both = told(application, COUNT, LEAST[COUNT] | {"metadata": {}, "stream": True})
+    assert (both.status, both.headers["x-splitinfer-ignored"]) == (200, "metadata, stream")
+
+
+def test_no_name_leaves_the_header_or_makes_it_long(application: Guard, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "splitinfer.server.guard")
+    hostile = {"a\r\nSet-Cookie: b=c": 1, "\u043a\u043b\u044e\u0447": 1, "x" * 100_000: 1, "a, b": 1, "": 1}
+    said = told(application, MESSAGE, LEAST[MESSAGE] | hostile | {f"field_{i}": i for i in range(5000)})
+    names = said.headers["x-splitinfer-ignored"].split(", ")
+    assert names[:4] == ["aSet-Cookiebc", "x" * 40, "ab", "field_0"]
+    assert (said.status, len(names), "set-cookie" in said.headers) == (429, 32, False)
+    assert all("\n" not in line for line in caplog.messages)
 
 
 # -- what one client can do to the others ------------------------------------------------------------

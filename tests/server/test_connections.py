@@ -5,8 +5,6 @@ import http.client
 import json
 import logging
 import select
-import shutil
-import ssl
 import threading
 import time
 import tomllib
@@ -16,18 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import pytest
-from certificates import make_certificate, make_key
 from packaging.requirements import Requirement
 from processes import until
 from raw_http import Connection
 from stub_model import Model
 
-from splitinfer.llm import LLM
 from splitinfer.server.connections import Limits
-from splitinfer.server.gate import Gate
-from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 
@@ -243,23 +236,6 @@ def test_closing_the_server_leaves_no_connection_and_no_thread(caplog: pytest.Lo
             assert busy.answer().status >= 500
     assert set(threading.enumerate()) <= before
     assert (caplog.text, server.service.num_running) == ("", 0)
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
-def test_over_tls_the_cookie_is_for_tls_only(llm: LLM, tmp_path: Path):
-    key = make_key(tmp_path, "key.pem")
-    certificate = make_certificate(tmp_path, "cert.pem", key, "-days", "2", "-addext", "subjectAltName=DNS:localhost")
-    gate = Gate(keys=ApiKeys([ApiKey("laptop", digest("secret"))]))
-    server = Server(Service(llm, "demo", gate), Listen(port=0, certificate=certificate, key=key))
-    try:
-        trusts = ssl.create_default_context(cafile=str(certificate))
-        url, shows = f"https://localhost:{server.port}/session", {"x-api-key": "secret"}
-        bought = httpx.post(url, headers=shows, json={}, verify=trusts)
-        assert (bought.status_code, bought.headers["set-cookie"].endswith("; Secure")) == (200, True)
-        with pytest.raises(httpx.HTTPError):
-            httpx.get(f"http://localhost:{server.port}/health")
-    finally:
-        server.close()
 
 
 def test_packages_whose_insides_are_used_have_an_upper_bound():

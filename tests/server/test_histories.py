@@ -1,4 +1,5 @@
-"""No block of a history ends its conversation: what is not read is told, but for what the user has just sent."""
+"""What all APIs' requests tell a template. No block of a history ends its conversation: what is not read is told, but
+for what the user has just sent."""
 
 from typing import Any
 
@@ -6,7 +7,7 @@ import pytest
 
 from splitinfer.pictures.marks import has_pictures
 from splitinfer.server.anthropic.messages import MessageRequest
-from splitinfer.server.ask import AskedChat
+from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read
 from splitinfer.server.history import NO_PICTURE
 from splitinfer.server.ollama.requests import ChatRequest as OllamaRequest
@@ -17,6 +18,7 @@ from splitinfer.server.reading import with_marks
 from tests.server.stub_model import Model
 
 HI, OK = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok"}
+ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
 PDF = {
     "type": "document",
     "title": "a.pdf",
@@ -50,12 +52,48 @@ def result(*blocks: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "t", "content": list(blocks)}
 
 
-def chat(model: Any, turns: list[Any]) -> AskedChat:
+def asked(model: Any, turns: list[Any], **fields: Any) -> Ask:
     key = "input" if model is ResponseRequest else "messages"
     more = {"max_tokens": 1} if model is MessageRequest else {}
-    prompt = read(model, {key: turns, **more}).asks()[0].prompt
-    assert isinstance(prompt, AskedChat)
-    return prompt
+    return read(model, {key: turns, **more, **fields}).asks()[0]
+
+
+def chat(model: Any, turns: list[Any]) -> Any:
+    return asked(model, turns).prompt
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "options", "budget"),
+    [
+        (ChatRequest, {"reasoning_effort": "high", "verbosity": "low"},
+         {"reasoning_effort": "high", **ON, "verbosity": "low"}, None),
+        (ChatRequest, {"reasoning_effort": "none"}, {"reasoning_effort": "none", **OFF}, 0),
+        (ChatRequest, OFF, OFF, 0),
+        (ChatRequest, {"reasoning": {"effort": "low"}}, {**ON, "reasoning_effort": "low"}, None),
+        (ChatRequest, {"reasoning": {"enabled": False}}, OFF, 0),
+        (ChatRequest, {"chat_template_kwargs": {**OFF, "x": 1}, "reasoning_effort": "low"},
+         {**OFF, "x": 1, "reasoning_effort": "low"}, 0),
+        (ResponseRequest, {"reasoning": {"effort": None, "summary": "auto"}}, {}, None),
+        (ResponseRequest, {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}},
+         {"reasoning_effort": "high", **ON, "verbosity": "low"}, None),
+        (ResponseRequest, {"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", **OFF}, 0),
+        (ResponseRequest, {"chat_template_kwargs": {"x": 1}, **OFF}, {"x": 1, **OFF}, 0),
+        (MessageRequest, {}, {}, None),
+        (MessageRequest, {"thinking": {"type": "disabled"}}, OFF, 0),
+        (MessageRequest, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, ON, 1024),
+        (MessageRequest, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
+         {**ON, "reasoning_effort": "low"}, None),
+        (OllamaRequest, {"think": None}, {}, None),
+        (OllamaRequest, {"think": True}, ON, None),
+        (OllamaRequest, {"think": False}, OFF, 0),
+        (OllamaRequest, {"think": "high"}, {**ON, "reasoning_effort": "high"}, None),
+    ],
+)  # fmt: skip
+def test_how_much_to_reason_reaches_the_template(
+    model: Any, fields: dict[str, Any], options: dict[str, Any], budget: int | None
+):
+    found = asked(model, [HI], **fields)
+    assert (found.prompt.options, found.sampling.get("thinking_budget")) == (options, budget)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +132,6 @@ def test_what_is_not_read_is_told_in_its_place(model: Any, turns: list[Any], at:
     llm: Any = Model()
     llm.seeing.takes = lambda _url: False
     found, _ = with_marks(llm, chat(model, turns))
-    assert isinstance(found, AskedChat)
     assert {name: found.messages[at][name] for name in told} == told
 
 
@@ -118,6 +155,5 @@ def test_pictures_that_the_model_does_not_see_are_told_and_one_just_shown_is_lef
     llm.seeing.takes = lambda _url: False
     for turns, left in (([user(PNG), OK, HI], False), ([user(PNG)], True), ([user(PNG), OK, user(PNG)], True)):
         found, _ = with_marks(llm, chat(MessageRequest, turns))
-        assert isinstance(found, AskedChat)
         assert has_pictures(found.messages[-1:]) is left
         assert not has_pictures(found.messages[:-1])

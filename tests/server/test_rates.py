@@ -38,7 +38,6 @@ def test_five_a_minute_are_five_at_once_and_then_one_each_12_s():
     assert [refusal(rates, one, 100.0) for _ in range(5)] == [None] * 5
     for now in (100.0, 104.0, 110.0):  # a refusal says when the next is taken, and costs nothing
         refused = refusal(rates, one, now)
-        assert refused is not None
         assert refused.retry_after == pytest.approx(112.0 - now)
         assert str(refused) == f"key 'one' may make 5 a minute; the next one in {112 - now:.0f} s"
     for now in (112.1, 124.1):

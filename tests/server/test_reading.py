@@ -2,12 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import cast
 
 import pytest
 
 from splitinfer.engine.loop.requests import RequestOutput, StreamEvent
-from splitinfer.llm.request import AsyncRequest
 from splitinfer.server.answer import Answer, Choice, Piece
 from splitinfer.text.conversations import TextCodec
 
@@ -37,7 +35,7 @@ def event(text: str, reason: str | None = None, error: str | None = None) -> Str
 
 
 def pieces_of(*requests: Asked, cancels: bool = False, failure: str | None = None) -> list[Piece]:
-    choices = [Choice(i, cast(AsyncRequest, each)) for i, each in enumerate(requests)]
+    choices = [Choice(i, each) for i, each in enumerate(requests)]
     answer = Answer(len(requests), lambda: failure, choices)
 
     async def read() -> list[Piece]:

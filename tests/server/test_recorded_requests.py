@@ -8,7 +8,6 @@ their packages serialise.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,13 +32,8 @@ MODELS: dict[str, type[AnswerRequest]] = {
 }
 
 
-def asked_of(path: str, body: dict[str, Any]) -> Ask:
-    return read(MODELS[path], body).asks()[0]
-
-
 def asked(client: str) -> tuple[Ask, AskedChat]:
-    ask = asked_of(RECORDED[client]["path"], RECORDED[client]["body"])
-    assert isinstance(ask.prompt, AskedChat)
+    ask = read(MODELS[RECORDED[client]["path"]], RECORDED[client]["body"]).asks()[0]
     return ask, ask.prompt
 
 

@@ -2,12 +2,9 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import cast
 
 import pytest
 
-from splitinfer.llm import LLM
-from splitinfer.server.answer import Answer
 from splitinfer.server.keys import NOBODY, ApiKey, digest
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import Service
@@ -41,18 +38,14 @@ class Foretelling:
 
 
 def service() -> Service:
-    return Service(cast(LLM, Foretelling()), "model", max_running=2)
-
-
-def as_answer(aborts: Aborts) -> Answer:
-    return cast(Answer, aborts)
+    return Service(Foretelling(), "model", max_running=2)
 
 
 def test_the_end_of_a_request_does_not_end_another_with_its_id():
     """A client that tries again under one id is noticed to have gone after its second request has begun."""
     running, first, again = service(), Aborts(), Aborts()
-    with running.cancellable("mine", NOBODY, as_answer(again)):
-        with running.cancellable("mine", NOBODY, as_answer(first)):
+    with running.cancellable("mine", NOBODY, again):
+        with running.cancellable("mine", NOBODY, first):
             pass
         assert (first.count, again.count) == (1, 0)
         assert running.cancel("mine", NOBODY)
@@ -62,20 +55,20 @@ def test_the_end_of_a_request_does_not_end_another_with_its_id():
 
 def test_an_id_belongs_to_a_key():
     running, mine, theirs = service(), Aborts(), Aborts()
-    with running.cancellable("one", LAPTOP, as_answer(mine)):
-        with running.cancellable("one", PHONE, as_answer(theirs)):
+    with running.cancellable("one", LAPTOP, mine):
+        with running.cancellable("one", PHONE, theirs):
             assert running.cancel("one", PHONE)
             assert (mine.count, theirs.is_cancelled) == (0, True)
         assert not running.cancel("one", PHONE)
         assert not running.cancel("other", LAPTOP)
-        with running.cancellable("one", LAPTOP, as_answer(second := Aborts())):
+        with running.cancellable("one", LAPTOP, second := Aborts()):
             assert running.cancel("one", LAPTOP)
         assert (mine.is_cancelled, second.is_cancelled) == (True, True), "both under this id"
 
 
 def test_the_engines_queue_is_full_before_the_server_is():
     """Else its own bound would never be met, and a larger ``Settings.max_waiting`` would mean nothing."""
-    running = Service(cast(LLM, Foretelling()), "model")
+    running = Service(Foretelling(), "model")
     with ExitStack() as under_way:
         for _ in range(2004 + 64):
             under_way.enter_context(running.admitted(NOBODY))

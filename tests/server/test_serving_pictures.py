@@ -64,7 +64,6 @@ def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, 
     assert by_library(llm, png(seed=2)) != expected
     chat = asked(client, data_url(png()))
     assert chat.choices[0].message.content == expected
-    assert chat.usage is not None
     assert chat.usage.prompt_tokens == len(llm.tokenizer.encode(f"user: {llm.seeing.mark}{QUESTION}\n")) - 1 + ROWS
     response = client.responses.create(model="m", input=INPUT, max_output_tokens=8, temperature=0)
     assert response.output_text == expected
@@ -99,8 +98,6 @@ def test_a_second_question_about_a_picture_finds_its_kv(
     monkeypatch.setattr(PictureTower, "_rows_of", None)  # nobody needs the tower again
     turns += [first.choices[0].message.model_dump(include={"role", "content"}), {"role": "user", "content": "And now?"}]
     second = ask()
-    assert second.usage is not None
-    assert second.usage.prompt_tokens_details is not None
     assert (second.usage.prompt_tokens_details.cached_tokens or 0) > ROWS
 
 
@@ -114,7 +111,6 @@ def test_names_and_signs_of_pictures_in_texts_are_text(llm: LLM, client: openai.
         {"role": "user", "content": [{"type": "text", "text": QUESTION}]},
     ]
     answer = client.chat.completions.create(model="m", messages=turns, max_tokens=4, temperature=0)
-    assert answer.usage is not None
     assert answer.usage.prompt_tokens > ROWS
     placeholder = llm.seeing.check(1).placeholder
     kept, files = llm.seeing.taken_out([{"content": marked("a.png")}, {"content": "x", "token_ids": [5, placeholder]}])

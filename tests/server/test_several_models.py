@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from asgi import Client, answer, in_loop, posted, until
@@ -60,7 +60,7 @@ class Shop:
         self.log, self.made, self.loads = list[str](), list[Pipeline](), loads
         self.goes_on = asyncio.Event()
         self.goes_on.set()
-        front = Service(cast(LLM, Unloaded()), "")
+        front = Service(Unloaded(), "")
         self.several = Several([self._entry(name) for name in names], bounds, front, self._routes)
         self.app: Guard = make_app(front, self.several)
 
@@ -68,7 +68,7 @@ class Shop:
         def load() -> LLM:
             self.loads()
             self.made.append(Pipeline(name, self.log))
-            return cast(LLM, self.made[-1])
+            return self.made[-1]
 
         return Entry(name, f"org/{name}", 128, 60, frozenset(), load)
 

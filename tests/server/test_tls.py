@@ -1,20 +1,40 @@
-"""Certificates that cannot be used: one sentence each, before anything is loaded."""
+"""Certificates, made by the program openssl: what cannot be used is one sentence, before anything is loaded."""
 
 import shutil
+import ssl
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx2 as httpx
 import pytest
-from certificates import make_certificate, make_key, openssl
+from stub_model import Model
 
 from splitinfer.cli.serve_options import ServeOptions
 from splitinfer.cli.serving import gate_of
 from splitinfer.errors import ConfigError
 from splitinfer.server import running
-from splitinfer.server.running import check_tls
+from splitinfer.server.gate import Gate
+from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.running import Listen, Server, check_tls
+from splitinfer.server.service import Service
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
+
+
+def openssl(folder: Path, *args: str) -> None:
+    subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True, timeout=60)
+
+
+def make_key(folder: Path, name: str) -> Path:
+    openssl(folder, "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", name)
+    return folder / name
+
+
+def make_certificate(folder: Path, name: str, key: Path, *more: str) -> Path:
+    openssl(folder, "req", "-x509", "-key", str(key), "-subj", "/CN=localhost", "-out", name, *(more or ("-days", "2")))
+    return folder / name
 
 
 @pytest.fixture
@@ -70,3 +90,18 @@ def test_files_that_are_something_else(
     openssl(tmp_path, "pkey", "-in", str(key), "-aes256", "-passout", "pass:sesame", "-out", "locked.pem")
     with pytest.raises(ConfigError, match=reason):
         check_tls(tmp_path / certificate_is, tmp_path / key_is)
+
+
+def test_over_tls_the_cookie_is_for_tls_only(tmp_path: Path, key: Path):
+    certificate = make_certificate(tmp_path, "cert.pem", key, "-days", "2", "-addext", "subjectAltName=DNS:localhost")
+    gate = Gate(keys=ApiKeys([ApiKey("laptop", digest("secret"))]))
+    server = Server(Service(Model(), "demo", gate), Listen(port=0, certificate=certificate, key=key))
+    try:
+        trusts = ssl.create_default_context(cafile=str(certificate))
+        url, shows = f"https://localhost:{server.port}/session", {"x-api-key": "secret"}
+        bought = httpx.post(url, headers=shows, json={}, verify=trusts)
+        assert (bought.status_code, bought.headers["set-cookie"].endswith("; Secure")) == (200, True)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://localhost:{server.port}/health")
+    finally:
+        server.close()

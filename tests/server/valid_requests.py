@@ -1,4 +1,4 @@
-"""A valid request of every route, and what is wrong with an answer, if anything."""
+"""A valid request of every route."""
 
 import json
 from collections.abc import Iterator
@@ -26,30 +26,3 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, each in inside:
         yield (*path, key)
         yield from places(each, (*path, key))
-
-
-_OPENAI = {"message", "type", "param", "code"}
-
-
-def trouble_with(status: int, headers: dict[str, str], document: Any, *, is_anthropic: bool) -> str | None:
-    if status >= 500:
-        return f"status {status}"
-    if status < 400:
-        return None
-    if "application/json" not in headers.get("content-type", ""):
-        return f"{status} is {headers.get('content-type')!r}"
-    return _form_trouble(document, is_anthropic=is_anthropic)
-
-
-def _form_trouble(document: Any, *, is_anthropic: bool) -> str | None:
-    if not isinstance(document, dict) or not isinstance(error := document.get("error"), dict):
-        return f"no error: {document!r:.80}"
-    if not isinstance(message := error.get("message"), str) or not message:
-        return "an error without a sentence"
-    if len(str(document)) > 5000:
-        return f"an error of {len(str(document)):,} characters"
-    if is_anthropic:
-        ok = document.get("type") == "error" and set(error) - {"details"} == {"type", "message"}
-    else:
-        ok = set(error) == _OPENAI
-    return None if ok else f"another form: {document!r:.120}"

@@ -47,7 +47,6 @@ def test_a_unit_is_started_kept_running_replaced_and_removed(place: ServicePlace
     until(lambda: any(line.endswith("it is up") for line in manager.last_lines()), "in the journal")
     assert (tmp_path / "words").read_text() == 'we ird %h $HOME "q" \\ ü\n'
     pid = manager.state().pid
-    assert pid is not None
     assert b"HF_HOME=/a %b\0" in Path(f"/proc/{pid}/environ").read_bytes()
     assert not install(first, manager, place, force=False)
 

@@ -90,7 +90,6 @@ def test_free_memory_is_what_vm_stat_prints(mac: ctypes.CDLL, tmp_path: Path, mo
     script.chmod(0o755)
     monkeypatch.setattr(free_memory, "_VM_STAT", str(script))
     pages = free_memory.memory_pages()
-    assert pages is not None
     assert pages.wired == 763_254
     assert available_bytes() == pages.available_bytes
     script.write_text("#!/bin/sh\nexit 1\n")

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from typing import Any
 
 import pytest
 
@@ -10,37 +11,28 @@ from splitinfer.system.interfaces import local_interfaces
 
 
 @pytest.mark.parametrize(
-    ("name", "port", "kind"),
+    ("name", "seen", "kind"),
     [
-        ("en0", "Ethernet", Kind.CABLE),
-        ("en1", "Wi-Fi", Kind.WIRELESS),
-        ("bridge0", "Thunderbolt Bridge", Kind.THUNDERBOLT),
-        ("en2", "Thunderbolt 1", Kind.THUNDERBOLT),
-        ("en9", "Thunderbolt Ethernet Slot 1", Kind.CABLE),
-        ("utun4", "", Kind.VPN),
-        ("awdl0", "", Kind.VIRTUAL),
+        ("en0", {"port": "Ethernet"}, Kind.CABLE),  # on a Mac
+        ("en1", {"port": "Wi-Fi"}, Kind.WIRELESS),
+        ("bridge0", {"port": "Thunderbolt Bridge"}, Kind.THUNDERBOLT),
+        ("en2", {"port": "Thunderbolt 1"}, Kind.THUNDERBOLT),
+        ("en9", {"port": "Thunderbolt Ethernet Slot 1"}, Kind.CABLE),
+        ("utun4", {}, Kind.VPN),
+        ("awdl0", {}, Kind.VIRTUAL),
+        ("thunderbolt0", {"driver": "thunderbolt-net"}, Kind.THUNDERBOLT),  # on Linux
+        ("renamed", {"driver": "thunderbolt-net"}, Kind.THUNDERBOLT),
+        ("wlp3s0", {"driver": "iwlwifi", "is_wireless": True}, Kind.WIRELESS),
+        ("enp1s0", {"driver": "igc"}, Kind.CABLE),
+        ("br0", {}, Kind.CABLE),
+        ("docker0", {}, Kind.VIRTUAL),
+        ("br-1f2e3d", {}, Kind.VIRTUAL),
+        ("wg0", {}, Kind.VPN),
+        ("tailscale0", {}, Kind.VPN),
     ],
 )
-def test_kinds_on_a_mac(name: str, port: str, kind: Kind):
-    assert kind_of(name, port) is kind
-
-
-@pytest.mark.parametrize(
-    ("name", "driver", "is_wireless", "kind"),
-    [
-        ("thunderbolt0", "thunderbolt-net", False, Kind.THUNDERBOLT),
-        ("renamed", "thunderbolt-net", False, Kind.THUNDERBOLT),
-        ("wlp3s0", "iwlwifi", True, Kind.WIRELESS),
-        ("enp1s0", "igc", False, Kind.CABLE),
-        ("br0", "", False, Kind.CABLE),
-        ("docker0", "", False, Kind.VIRTUAL),
-        ("br-1f2e3d", "", False, Kind.VIRTUAL),
-        ("wg0", "", False, Kind.VPN),
-        ("tailscale0", "", False, Kind.VPN),
-    ],
-)
-def test_kinds_on_linux(name: str, driver: str, is_wireless: bool, kind: Kind):
-    assert kind_of(name, driver=driver, is_wireless=is_wireless) is kind
+def test_kinds(name: str, seen: dict[str, Any], kind: Kind):
+    assert kind_of(name, **seen) is kind
 
 
 def interface(name: str, kind: Kind, *addresses: str) -> LocalInterface:

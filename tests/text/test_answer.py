@@ -54,6 +54,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
         (f"I look.\n{CALL}", [TextPart("I look.\n"), OSLO]),
         (f"<think>Hm.</think>\n\n{CALL}\n{CALL}\n", [ReasoningPart("Hm."), OSLO, OSLO]),
         (f"{CALL}\nDone.", [OSLO, TextPart("\nDone.")]),
+        (f"<think>Hm.{CALL} Yes.", [ReasoningPart("Hm."), OSLO, TextPart(" Yes.")]),
         ("<tool_call>no JSON</tool_call>!", [TextPart("<tool_call>no JSON</tool_call>!")]),
         ('<tool_call>{"name": "weather", "argu', [TextPart('<tool_call>{"name": "weather", "argu')]),
         ("<tool_call>[1]</tool_call>", [TextPart("<tool_call>[1]</tool_call>")]),
@@ -79,31 +80,8 @@ def test_calls_have_other_ids():
     ]  # fmt: skip
 
 
-def test_without_tools_a_call_is_text():
-    assert parsed(CALL, tools=()) == [TextPart(CALL)]
-    assert parsed(f"<think>Hm.</think>{CALL}", tools=()) == [ReasoningPart("Hm."), TextPart(CALL)]
-
-
-def test_a_prompt_may_end_inside_reasoning():
-    assert parsed("So.</think>Yes.", prompt="a<think>\n") == [ReasoningPart("So."), TextPart("Yes.")]
-    assert parsed("Yes.", prompt="<think>\n</think>\n") == [TextPart("Yes.")]
-    assert parsed("Yes.", prompt="what is <think>? Answer: ") == [TextPart("Yes.")], "somebody quoted it"
-
-
 def test_a_model_that_marks_nothing():
     assert AnswerFormat(lambda _: AnswerSyntax(), lambda _: "").markers == ()
-    assert parsed("a <think> </think>\n", AnswerSyntax()) == [TextPart("a <think> </think>\n")]
-
-
-def test_a_call_ends_reasoning_that_was_not_closed():
-    assert parsed(f"<think>Hm.{CALL} Yes.") == [ReasoningPart("Hm."), OSLO, TextPart(" Yes.")]
-
-
-def test_what_is_around_text_is_left_out():
-    syntax = AnswerSyntax(JSON_TOOLS, THINKING, ("<response>",))
-    for cut in (0, 1):
-        found = parsed(f"<think>Hm.</think><response>Yes.{CALL}", syntax, cut=cut)
-        assert found == [ReasoningPart("Hm."), TextPart("Yes."), OSLO]
 
 
 pieces = st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool", ">", " ", "\n", "x", CALL])
@@ -118,16 +96,27 @@ def test_whatever_comes_it_is_no_error_and_cutting_changes_nothing(text: str, cu
     assert shown.count("x") == text.replace(CALL, "").count("x")
 
 
+FORM, NO_TOOLS = {"has_form": True}, {"tools": ()}  # a form that has begun has no markers
+
+
 @pytest.mark.parametrize("cut", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("text", "how", "parts"),
     [
-        ('{"tag":"<think>a</think>"}', [TextPart('{"tag":"<think>a</think>"}')]),
-        ('<think>Well.</think>\n["<think>"]', [ReasoningPart("Well."), TextPart('\n["<think>"]')]),
-        (f"<<think>{CALL}", [TextPart(f"<<think>{CALL}")]),
-        (f"{CALL}\n{CALL}", [OSLO, OSLO]),
-        ("<thi", [TextPart("<thi")]),
+        ('{"tag":"<think>a</think>"}', FORM, [TextPart('{"tag":"<think>a</think>"}')]),
+        ('<think>Well.</think>\n["<think>"]', FORM, [ReasoningPart("Well."), TextPart('\n["<think>"]')]),
+        (f"<<think>{CALL}", FORM, [TextPart(f"<<think>{CALL}")]),
+        (f"{CALL}\n{CALL}", FORM, [OSLO, OSLO]),
+        ("<thi", FORM, [TextPart("<thi")]),
+        (CALL, NO_TOOLS, [TextPart(CALL)]),
+        (f"<think>Hm.</think>{CALL}", NO_TOOLS, [ReasoningPart("Hm."), TextPart(CALL)]),
+        ("So.</think>Yes.", {"prompt": "a<think>\n"}, [ReasoningPart("So."), TextPart("Yes.")]),
+        ("Yes.", {"prompt": "<think>\n</think>\n"}, [TextPart("Yes.")]),
+        ("Yes.", {"prompt": "what is <think>? Answer: "}, [TextPart("Yes.")]),  # somebody quoted it
+        ("a <think> </think>\n", {"syntax": AnswerSyntax()}, [TextPart("a <think> </think>\n")]),
+        (f"<think>Hm.</think><response>Yes.{CALL}", {"syntax": AnswerSyntax(JSON_TOOLS, THINKING, ("<response>",))},
+         [ReasoningPart("Hm."), TextPart("Yes."), OSLO]),
     ],
-)
-def test_a_form_that_has_begun_has_no_markers(text: str, parts: list[AnswerPart], cut: int) -> None:
-    assert parsed(text, cut=cut, has_form=True) == parts
+)  # fmt: skip
+def test_what_is_known_beforehand_decides(text: str, how: dict[str, Any], parts: list[AnswerPart], cut: int) -> None:
+    assert parsed(text, cut=cut, **how) == parts

@@ -22,7 +22,6 @@ def letters(text: str) -> list[int]:
 def test_each_family_has_its_marks_and_its_order(names: tuple[str, str, str]):
     vocabulary = {name: -1 - i for i, name in enumerate(names) if name}
     marks = marks_in({**vocabulary, "a": 0})
-    assert marks is not None
     files = letters("import y\n")
     prefix, suffix, middle = [-1, *letters("a = ")], [-2, *letters("\nb")], [-3] if names[2] else []
     around = [*suffix, *prefix] if names in _SUFFIX_FIRST else [*prefix, *suffix]
@@ -33,7 +32,6 @@ def test_each_family_has_its_marks_and_its_order(names: tuple[str, str, str]):
 def test_other_files_have_names_where_there_are_marks_for_them():
     names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
     marks = marks_in({name: -1 - i for i, name in enumerate(names)})
-    assert marks is not None
     begin = [-4, *letters("project\n"), -5, *letters("x.py\nimport y\n"), -5, *letters("file\n")]
     assert [*marks.around(GAP, letters)][: len(begin) + 1] == [*begin, -1]
     assert marks_in({"<|fim_prefix|>": 1}) is None

@@ -123,7 +123,6 @@ def read(tokenizer: Tokenizer, text: str, cut: int, *, grows: bool = False) -> l
 @given(calls=calls, cut=st.sampled_from([1, 7, 10_000]), said=st.sampled_from(["", "I look."]), grows=st.booleans())
 def test_what_a_template_writes_is_read(tokenizer: Tokenizer, calls: Any, cut: int, said: str, grows: bool):
     syntax = tokenizer.answer_format.syntax
-    assert syntax is not None
     assert "To call one" not in tokenizer.render_chat([{"role": "user", "content": "U"}], tools=TOOLS)
     thought, *parts = read(tokenizer, written(tokenizer, calls, said, "Hm."), cut, grows=grows)
     assert thought == ReasoningPart("Hm.")
@@ -146,7 +145,6 @@ def test_what_is_inside_other_values_has_the_type_of_its_schema():
     parser = format_.parser([], [{"function": {"name": "f", "parameters": schema}}])
     text = "<call>f<all><item><to>true</to><item>5</item></item></all><one><item>7</item></one></call>"
     (call,) = joined([*(part for letter in text for part in parser.feed(letter)), *parser.finish()])
-    assert isinstance(call, ToolCallPart)
     assert json.loads(call.arguments) == {"all": [{"to": "true", "item": 5}], "one": {"item": 7}}
 
 

@@ -5,18 +5,12 @@ from agents import Agent, Runner, function_tool
 from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
 from agents.models.openai_responses import OpenAIResponsesModel
 from openai import AsyncOpenAI
-from probe import ANSWER, KEY, MODEL, QUESTION, TALE, URL, Weather, ability, run, same
+from probe import ANSWER, KEY, MODEL, QUESTION, TALE, URL, Weather, ability, get_weather, run, same
 
 agents.set_tracing_disabled(True)
 client = AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
 MODELS = (OpenAIChatCompletionsModel(MODEL, client), OpenAIResponsesModel(MODEL, client))
-
-
-@function_tool
-def get_weather(city: str) -> str:
-    """Tells the weather."""
-    same(city, "Oslo")
-    return "sunny"
+TOOLS = [function_tool(get_weather)]
 
 
 @ability
@@ -28,13 +22,13 @@ async def texts() -> None:
 @ability
 async def tools() -> None:
     for model in MODELS:
-        same((await Runner.run(Agent("a", tools=[get_weather], model=model), QUESTION)).final_output, ANSWER)
+        same((await Runner.run(Agent("a", tools=TOOLS, model=model), QUESTION)).final_output, ANSWER)
 
 
 @ability
 async def streams() -> None:
     for model in MODELS:
-        streamed = Runner.run_streamed(Agent("a", tools=[get_weather], model=model), QUESTION)
+        streamed = Runner.run_streamed(Agent("a", tools=TOOLS, model=model), QUESTION)
         kinds = [event.type async for event in streamed.stream_events()]
         same((streamed.final_output, "raw_response_event" in kinds), (ANSWER, True))
 

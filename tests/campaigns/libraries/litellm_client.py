@@ -32,17 +32,6 @@ OLLAMA: dict[str, Any] = {"model": f"ollama_chat/{MODEL}", "api_base": URL, "num
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 
 
-def _round_trip(options: dict[str, Any]) -> None:
-    messages = list(ASKED)
-    first = litellm.completion(**options, messages=messages, tools=TOOLS).choices[0]
-    same(first.finish_reason, "tool_calls")
-    call = first.message.tool_calls[0]
-    same(json.loads(call.function.arguments), {"city": "Oslo"})
-    same(first.message.reasoning_content, THOUGHT)
-    messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
-    same(litellm.completion(**options, messages=messages, tools=TOOLS).choices[0].message.content, ANSWER)
-
-
 @ability
 def texts() -> None:
     for options in (OPENAI, HOSTED, CLAUDE, OLLAMA, {**OLLAMA, "model": f"ollama/{MODEL}"}):
@@ -63,22 +52,15 @@ def streams() -> None:
 
 @ability
 def tools() -> None:
-    _round_trip(OPENAI)
-
-
-@ability
-def tools_hosted_vllm() -> None:
-    _round_trip(HOSTED)
-
-
-@ability
-def tools_anthropic() -> None:
-    _round_trip(CLAUDE)
-
-
-@ability
-def tools_ollama() -> None:
-    _round_trip(OLLAMA)
+    for options in (OPENAI, HOSTED, CLAUDE, OLLAMA):
+        messages = list(ASKED)
+        first = litellm.completion(**options, messages=messages, tools=TOOLS).choices[0]
+        same((options["model"], first.finish_reason), (options["model"], "tool_calls"))
+        call = first.message.tool_calls[0]
+        same(json.loads(call.function.arguments), {"city": "Oslo"})
+        same(first.message.reasoning_content, THOUGHT)
+        messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        same(litellm.completion(**options, messages=messages, tools=TOOLS).choices[0].message.content, ANSWER)
 
 
 @ability

@@ -1,6 +1,6 @@
 """`pydantic-ai`: over chat, responses and messages, with a tool, a stream and an answer in each of its forms."""
 
-from probe import ANSWER, KEY, MODEL, QUESTION, TALE, URL, Weather, ability, run, same
+from probe import ANSWER, KEY, MODEL, QUESTION, TALE, URL, Weather, ability, get_weather, run, same
 from pydantic_ai import Agent, NativeOutput, Tool
 from pydantic_ai.models import Model
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -12,12 +12,6 @@ OPENAI = OpenAIProvider(base_url=f"{URL}/v1", api_key=KEY)
 CHAT, RESPONSES = OpenAIChatModel(MODEL, provider=OPENAI), OpenAIResponsesModel(MODEL, provider=OPENAI)
 MESSAGES = AnthropicModel(MODEL, provider=AnthropicProvider(base_url=URL, api_key=KEY))
 MODELS: tuple[Model, ...] = (CHAT, RESPONSES, MESSAGES)
-
-
-def get_weather(city: str) -> str:
-    """Tells the weather."""
-    same(city, "Oslo")
-    return "sunny"
 
 
 @ability
@@ -40,15 +34,10 @@ async def streams() -> None:
 
 
 @ability
-async def native_output() -> None:
+async def forms() -> None:
     for model in (CHAT, RESPONSES):
-        same(type((await Agent(model, output_type=NativeOutput(Weather)).run(QUESTION)).output), Weather)
-
-
-@ability
-async def output_by_a_call() -> None:
-    for model in (CHAT, RESPONSES):
-        same(type((await Agent(model, output_type=Weather).run(QUESTION)).output), Weather)
+        for form in (NativeOutput(Weather), Weather):  # the other is a call's arguments
+            same(type((await Agent(model, output_type=form).run(QUESTION)).output), Weather)
 
 
 run()

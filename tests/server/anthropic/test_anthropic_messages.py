@@ -23,9 +23,7 @@ def ask(**fields: Any) -> Ask:
 
 
 def chat(**fields: Any) -> AskedChat:
-    prompt = ask(**fields).prompt
-    assert isinstance(prompt, AskedChat)
-    return prompt
+    return ask(**fields).prompt
 
 
 def test_a_thread_is_refused_so_that_clients_do_without_one():
@@ -86,20 +84,6 @@ def test_tools_are_told_in_the_form_that_templates_know():
     assert chat(tools=[WEATHER, theirs]).tools == ({"type": "function", "function": function},)
     assert ask(tools=[WEATHER], tool_choice={"type": "none"}).tools == ()
     assert ask(tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).one_call
-
-
-@pytest.mark.parametrize(
-    ("fields", "options"),
-    [
-        ({}, {}),
-        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"enable_thinking": True}),
-        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
-         {"enable_thinking": True, "reasoning_effort": "low"}),
-    ],
-)  # fmt: skip
-def test_thinking_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
-    assert chat(**fields).options == options
 
 
 # -- what the system says and changes in the middle of a conversation ------------------------------

@@ -12,7 +12,7 @@ from splitinfer.engine.loop.requests import TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.pictures.marks import taken_out
 from splitinfer.server.answer import ChoiceTimes, Piece, Usage
-from splitinfer.server.ask import Ask, AskedChat
+from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read
 from splitinfer.server.ollama.requests import ChatRequest, GenerateRequest
 from splitinfer.server.ollama.writer import OllamaWriter
@@ -25,11 +25,6 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 def chat(**fields: Any) -> Ask:
     return read(ChatRequest, {"messages": [HI], **fields}).asks()[0]
-
-
-def prompt_of(ask: Ask) -> AskedChat:
-    assert isinstance(ask.prompt, AskedChat)
-    return ask.prompt
 
 
 def test_options_are_sampling():
@@ -69,21 +64,6 @@ def test_a_form_is_json_or_a_schema():
     assert chat(format=schema).sampling["grammar"] == Grammar.json(schema)
 
 
-@pytest.mark.parametrize(
-    ("think", "options", "budget"),
-    [
-        (None, {}, None),
-        (True, {"enable_thinking": True}, None),
-        (False, {"enable_thinking": False}, 0),
-        ("high", {"enable_thinking": True, "reasoning_effort": "high"}, None),
-    ],
-)
-def test_thinking_is_the_templates(think: object, options: dict[str, Any], budget: int | None):
-    ask = chat(think=think)
-    assert prompt_of(ask).options == options
-    assert ask.sampling.get("thinking_budget") == budget
-
-
 def test_calls_get_ids_and_outcomes_those_of_their_calls():
     def call(name: str, **more: Any) -> dict[str, Any]:
         return {"function": {"name": name, "arguments": {"at": 1}}, **more}
@@ -94,7 +74,7 @@ def test_calls_get_ids_and_outcomes_those_of_their_calls():
         {"role": "tool", "tool_name": "walk", "content": "gone"}, {"role": "tool", "content": "seen"},
         {"role": "tool", "content": "seen too", "tool_call_id": "own"},
     ]  # fmt: skip
-    chatted = prompt_of(chat(messages=turns, tools=[TOOL]))
+    chatted = chat(messages=turns, tools=[TOOL]).prompt
     system, _, asked, *outcomes = chatted.messages
     assert system["content"] == "Be kind.\n\nBe short."
     assert [one["id"] for one in asked["tool_calls"]] == ["call00001", "call00002", "own"]
@@ -104,7 +84,7 @@ def test_calls_get_ids_and_outcomes_those_of_their_calls():
 
 
 def test_pictures_come_before_the_text():
-    messages = prompt_of(chat(messages=[{**HI, "images": ["QUJD"]}])).messages
+    messages = chat(messages=[{**HI, "images": ["QUJD"]}]).prompt.messages
     assert taken_out(messages, "<p>") == ([{"role": "user", "content": "<p>Hi"}], ["data:image/png;base64,QUJD"])
 
 
