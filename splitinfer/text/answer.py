@@ -154,8 +154,8 @@ class AnswerParser:
         calls = call if reader is not None and reader.syntax.has_marker else []
         self._in_reasoning = regex.compile("|".join([*calls, f"(?P<closes>{regex.escape(closes)})"]))
         # The first characters of all marks; ``None``: they are not known.
-        begins = frozenset(mark.lstrip()[:1] for mark in (opens, closes, *syntax.left_out) if mark)
-        self._begins = begins if reader is None and not has_form and "" not in begins else None
+        begins = {mark[0] for mark in (opens, closes, *(mark.lstrip() or mark for mark in syntax.left_out)) if mark}
+        self._begins = frozenset(begins) if reader is None and not has_form else None
 
     def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that are certain with the next ``text`` of the answer."""

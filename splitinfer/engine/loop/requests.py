@@ -11,7 +11,7 @@ import logging
 import queue
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from splitinfer.core.grammar import Text, Texts, TokenRules
@@ -73,7 +73,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class StreamEvent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
     """New tokens and text of a request. The last event has a ``finish_reason``; its text may be empty.
 
     ``time`` is in seconds since submission. ``stop``: the stop string that ended it, if one did. ``parts``: the new
@@ -244,7 +245,7 @@ class RequestState:
             log.warning("request %d: its tokens cannot be decoded", self.seq_id, exc_info=error)
             self._detokenizer, self._told = None, StopMatcher(())
             why = f"the tokenizer cannot decode the answer ({type(error).__name__}: {error})"
-            return self._decoded(taken)._replace(finish_reason=FinishReason.ERROR.value, error=why)
+            return replace(self._decoded(taken), finish_reason=FinishReason.ERROR.value, error=why)
 
     def _decoded(self, taken: _Taken) -> StreamEvent:
         token, reason, found = taken.token, taken.reason, list[StopUpdate]()
