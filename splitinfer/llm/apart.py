@@ -14,7 +14,7 @@ class Apart:
     """Tells one answer apart (``core.stops.Told``). ``parser``: finds its parts. ``stops``: end its text."""
 
     def __init__(self, parser: AnswerParser, stops: Sequence[str] = ()) -> None:
-        self._parser, self._stops = parser, StopMatcher(stops)
+        self._parser, self._stops, self._has_stops = parser, StopMatcher(stops), bool(stops)
 
     def feed(self, text: str) -> StopUpdate:
         """Take the next text of the answer, with the model's marks in it."""
@@ -27,6 +27,8 @@ class Apart:
         return update if update.stopped is not None else _made([*update.parts, TextPart(held)])
 
     def _update(self, parts: Iterable[AnswerPart]) -> StopUpdate:
+        if not self._has_stops:
+            return _made(parts)
         found = list[AnswerPart]()
         for part in parts:
             if not isinstance(part, TextPart):
@@ -40,5 +42,5 @@ class Apart:
 
 
 def _made(parts: Iterable[AnswerPart], stopped: str | None = None) -> StopUpdate:
-    said = joined(part for part in parts if part != TextPart(""))
+    said = joined(part for part in parts if not isinstance(part, TextPart) or part.text)
     return StopUpdate("".join(part.text for part in said if isinstance(part, TextPart)), stopped, tuple(said))

@@ -6,8 +6,10 @@ The engine's thread never waits for a reader.
 import asyncio
 import math
 import queue
+import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 
 from splitinfer.core.sequence import FinishReason, SamplingParams
@@ -132,15 +134,42 @@ class RequestEvents(Iterator[StreamEvent]):
 # -- read by an event loop ----------------------------------------------------------------------------
 
 
+class _Wakes:
+    """Sets events on one loop for other threads. It wakes the loop once for all events that come until the loop looks
+    for them: the tokens of a step come together, and a wake is a system call and a turn of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._waiting, self._is_called = loop, deque[asyncio.Event](), False
+
+    def wake(self, has_events: asyncio.Event) -> None:
+        """Have the loop set an event, from any thread. Do nothing if the loop is closed: nobody reads any more."""
+        self._waiting.append(has_events)
+        if not self._is_called:
+            self._is_called = True
+            try:
+                self._loop.call_soon_threadsafe(self._set_all)
+            except RuntimeError:
+                self._waiting.clear()
+                self._is_called = False
+
+    def _set_all(self) -> None:
+        self._is_called = False  # before looking, so that nothing comes unseen
+        while self._waiting:
+            self._waiting.popleft().set()
+
+
+_WAKES = weakref.WeakValueDictionary[int, _Wakes]()  # by the ids of their loops, while a request is read there
+
+
 def waker(has_events: asyncio.Event) -> Callable[[], None]:
     """Return a function that any thread may call after it has passed on an event, so that the running loop sets
-    ``has_events``. It does nothing if the loop is closed: nobody reads any more."""
+    ``has_events``."""
     loop = asyncio.get_running_loop()
+    wakes = _WAKES.setdefault(id(loop), _Wakes(loop))
 
     def wake() -> None:
         if not has_events.is_set():  # else its reader will look again
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(has_events.set)
+            wakes.wake(has_events)
 
     return wake
 

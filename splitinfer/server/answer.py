@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from splitinfer.core.sampling_params import MAX_BIAS, MAX_BIASED
 from splitinfer.engine.loop.requests import Reading, StreamEvent, TokenLogprobs
@@ -49,8 +49,7 @@ class ChoiceTimes:
     last: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The news of one choice. ``finish_reason``: set on its last piece. ``error``: why it failed, if it did;
     ``status``: the HTTP status for that. ``stop``: the stop string that ended it, if one did."""
 
@@ -120,16 +119,11 @@ class Choice:
             return None
         self.num_tokens += len(event.token_ids)
         self._logprobs += [one for one in event.logprobs if one.token_id not in self.ends]
-        reason, parts = event.finish_reason, list[AnswerPart](event.parts)
+        reason, parts, is_cut = event.finish_reason, event.parts, False
         if event.text and not parts:  # the text was not parsed
-            parts = [TextPart(event.text)]
-        calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart) and part.ends]
-        self._has_called |= bool(calls)
-        is_cut = self.one_call and bool(calls)
-        if is_cut:
-            parts = parts[: calls[0] + 1]
-        if BrokenCall() in parts:
-            parts, self.is_broken = parts[: parts.index(BrokenCall())], True
+            parts = (TextPart(event.text),)
+        if any(isinstance(part, ToolCallPart | BrokenCall) for part in parts):
+            parts, is_cut = self._up_to_end(parts)
         ends = reason is not None or is_cut or self.is_broken
         if not parts and not ends:
             return None
@@ -139,9 +133,21 @@ class Choice:
         self._num_told = self.num_tokens
         logprobs, self._logprobs = tuple(self._logprobs), []
         if self.is_broken:
-            return Piece(self.number, tuple(parts), logprobs, "error", _BROKEN, status=500)
+            return Piece(self.number, parts, logprobs, "error", _BROKEN, status=500)
         ended = self._reason(reason) if ends else None
-        return Piece(self.number, tuple(parts), logprobs, ended, event.error, event.stop)
+        return Piece(self.number, parts, logprobs, ended, event.error, event.stop)
+
+    def _up_to_end(self, parts: tuple[AnswerPart, ...]) -> tuple[tuple[AnswerPart, ...], bool]:
+        """Note the calls among the parts. Return the parts up to the one that ends the choice, and whether a call ends
+        it."""
+        calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart) and part.ends]
+        self._has_called |= bool(calls)
+        is_cut = self.one_call and bool(calls)
+        if is_cut:
+            parts = parts[: calls[0] + 1]
+        if BrokenCall() in parts:
+            parts, self.is_broken = parts[: parts.index(BrokenCall())], True
+        return parts, is_cut
 
     def _reason(self, reason: str | None) -> str:
         if self._has_called and reason in (None, "stop"):
@@ -215,7 +221,7 @@ class Answer:
         try:
             async with aclosing(source) as batches:
                 async for batch in batches:
-                    yield [self._told(piece) for piece in batch]
+                    yield [piece if piece.finish_reason is None else self._told(piece) for piece in batch]
         finally:
             self.abort()
             for choice in self.choices:
@@ -227,13 +233,13 @@ class Answer:
         libraries, which belong in the log only."""
         if piece.finish_reason == "abort" and not self.choices[piece.choice].is_scored:
             why = piece.error or "the request was ended"
-            piece = replace(piece, finish_reason="error", error=f"{why} before its prompt was scored")
+            piece = piece._replace(finish_reason="error", error=f"{why} before its prompt was scored")
         if piece.finish_reason == "abort" and piece.error is None and not self.is_cancelled:
-            piece = replace(piece, finish_reason="error", error=_CUT_SHORT)
+            piece = piece._replace(finish_reason="error", error=_CUT_SHORT)
         if piece.finish_reason != "error" or (said := self.failure()) is None or piece.error == said:
             return piece
         log.warning("an answer ended with the pipeline: %s", piece.error)
-        return replace(piece, error=said)
+        return piece._replace(error=said)
 
     async def _merged(self) -> AsyncGenerator[list[Piece], None]:
         ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()

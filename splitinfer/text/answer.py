@@ -153,9 +153,15 @@ class AnswerParser:
         self._in_text = regex.compile("|".join([*call, *marks]) or "(?!)")
         calls = call if reader is not None and reader.syntax.has_marker else []
         self._in_reasoning = regex.compile("|".join([*calls, f"(?P<closes>{regex.escape(closes)})"]))
+        # The first characters of all marks; ``None``: they are not known.
+        begins = {mark[0] for mark in (opens, closes, *(mark.lstrip() or mark for mark in syntax.left_out)) if mark}
+        self._begins = frozenset(begins) if reader is None and not has_form else None
 
     def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that are certain with the next ``text`` of the answer."""
+        if not self._rest and self._begins is not None and self._begins.isdisjoint(text):  # nearly every token
+            self._rest = text
+            return self._told(len(text))
         self._rest += text
         return joined(self._read(has_ended=False))
 

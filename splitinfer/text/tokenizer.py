@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,6 +43,7 @@ _LAST = f"\ufdd3{secrets.token_hex(4)}"  # the end of an answer that goes on, un
 _CUTS = re.compile(_CUT.replace("\ufdd2", r"(?:\ufdd2|\\ufdd2)"))  # also as a template's JSON has it
 _SPACE = "\u2581"  # in vocabularies with byte fallback
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_MOST_WINDOWS = 16_384  # whose text is kept, in about 4 MB
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _NOT_FOR_TEMPLATES = frozenset(
     {
@@ -493,12 +494,13 @@ class Tokenizer:
         the markers of ``answer_format``, which may be special tokens. ``behind``: the ids with which it goes on."""
         if not shows_markers:
             return Detokenizer(self._decode, self.special_ids, behind)
-        return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids, behind)
+        window = self._window
+        return Detokenizer(lambda token_ids: window(tuple(token_ids)), self.special_ids - self._marker_ids, behind)
 
-    def _decode_with_markers(self, token_ids: Sequence[int]) -> str:
-        shown = [i for i in token_ids if i not in self.special_ids or i in self._marker_ids]
-        text: str = self._wrapper.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+    @cached_property
+    def _window(self) -> Callable[[tuple[int, ...]], str]:
+        """Returns the text of a few tokens, special ones included. The same few come again and again."""
+        return lru_cache(_MOST_WINDOWS)(self.codec.decode)
 
     @cached_property
     def _marker_ids(self) -> frozenset[int]:

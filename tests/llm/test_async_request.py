@@ -91,6 +91,27 @@ def test_a_loop_that_is_closed_costs_the_engine_nothing(llm: LLM):
 
 
 @in_loop
+async def test_a_loop_is_woken_once_for_all_that_comes_before_it_looks():
+    loop, num_calls = asyncio.get_running_loop(), 0
+    call_soon = loop.call_soon_threadsafe
+
+    def count(*given: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return call_soon(*given)
+
+    loop.call_soon_threadsafe = count  # type: ignore[method-assign, assignment]
+    for round_ in (1, 2):
+        readers = [asyncio.Event() for _ in range(8)]
+        thread = threading.Thread(target=lambda made: [wake() for wake in made], args=([*map(waker, readers)],))
+        thread.start()
+        thread.join()
+        assert not any(reader.is_set() for reader in readers)
+        await asyncio.gather(*(reader.wait() for reader in readers))
+        assert num_calls == round_
+
+
+@in_loop
 async def test_nothing_is_missed_whenever_it_comes():
     """A thread wakes the reader at any moment of its turn; each event is seen."""
     reader, told = asyncio.Event(), 0

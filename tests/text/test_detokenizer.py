@@ -27,12 +27,12 @@ def pieces(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
 # ----- byte-level vocabulary: the demo model's --------------------------------------------------------
 
 
-@given(texts)
-@example("����")
-@example("�" * 50 + "😀")
-def test_byte_level_text(text: str):
+@given(texts, st.booleans())
+@example("����", False)
+@example("�" * 50 + "😀", True)
+def test_byte_level_text(text: str, shows_markers: bool):
     token_ids = DEMO.encode(text)
-    given_out = pieces(DEMO.detokenizer(), token_ids)
+    given_out = pieces(DEMO.detokenizer(shows_markers=shows_markers), token_ids)
     assert "".join(given_out) == DEMO.decode(token_ids)
     if REPLACEMENT not in text:
         assert REPLACEMENT not in "".join(given_out)

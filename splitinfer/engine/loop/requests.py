@@ -12,7 +12,7 @@ import queue
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from splitinfer.core.grammar import Text, Texts, TokenRules
 from splitinfer.core.plan import SampledToken
@@ -147,8 +147,7 @@ class RequestOutput:
         self.error = event.error or self.error
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
+class _Taken(NamedTuple):
     """A token, not decoded yet, or an end without a token. ``time`` is in seconds since submission."""
 
     token: SampledToken | None
@@ -259,8 +258,12 @@ class RequestState:
             found.append(self._told.feed("" if self._detokenizer is None else self._detokenizer.flush(is_cut=is_cut)))
             if found[-1].stopped is None:
                 found.append(self._told.finish(is_cut=is_cut))
-        text, parts = "".join(one.text for one in found), tuple(part for one in found for part in one.parts)
-        if (stop := next((one.stopped for one in found if one.stopped is not None), None)) is not None:
+        if len(found) == 1:  # nearly every token
+            text, parts, stop = found[0].text, found[0].parts, found[0].stopped
+        else:
+            text, parts = "".join(one.text for one in found), tuple(part for one in found for part in one.parts)
+            stop = next((one.stopped for one in found if one.stopped is not None), None)
+        if stop is not None:
             reason = FinishReason.STOP
         ids = () if token is None else (token.token_id,)
         ended = None if reason is None else reason.value

@@ -37,8 +37,11 @@ class ChunkWriter(Writer):
     answer: Answer
     fingerprint: str | None = None
     _reported: int | None = None  # read tokens of the prompt, as reported
+    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # the JSON around a choice's text
 
     kind: ClassVar[str]
+    text_name: ClassVar[str]
+    """The field of a choice's text."""
 
     @property
     def ping_every(self) -> float:
@@ -74,9 +77,30 @@ class ChunkWriter(Writer):
         counts = self.asked.stream_options.include_usage
         return (event({**self.chunk([]), "usage": self.usage(usage)}) if counts else b"") + _DONE
 
+    def only_text(self, piece: Piece) -> str | None:
+        """Return the text of a piece whose chunk has no other news. Return None if it has."""
+        match piece.parts:
+            case (TextPart(text),) if not (piece.finish_reason or self.asked.num_top is not None or self.counts_always):
+                return text
+        return None
+
+    def text_event(self, choice: int, text: str) -> bytes:
+        """Return the event of nothing but text, which nearly every token is: all but the text is always the same."""
+        frame = self._frames.get(choice)
+        if frame is None:
+            # In any other place these characters have escaped quotation marks, or come earlier.
+            field_ = f'"{self.text_name}":""'.encode()
+            before, name, after = event(self.chunk([self.without_text(choice)])).rpartition(field_)
+            frame = self._frames[choice] = before + name[:-2], after
+        return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
+
     def choice(self, index: int) -> dict[str, Any]:
         """Return a choice without news."""
         raise NotImplementedError
+
+    def without_text(self, index: int) -> dict[str, Any]:
+        """Return a choice whose text is empty."""
+        return self.choice(index)
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         so_far = self.usage(self.answer.usage) if self.counts_always else None
@@ -103,9 +127,8 @@ class ChatWriter(ChunkWriter):
 
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
-    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # the JSON around a choice's text
 
-    kind = "chat.completion.chunk"
+    kind, text_name = "chat.completion.chunk", "content"
 
     # -- a stream ------------------------------------------------------------------------------
 
@@ -114,20 +137,9 @@ class ChatWriter(ChunkWriter):
         return b"".join(event(self.chunk([_choice(i, first)])) for i in range(answer.num_choices))
 
     def events(self, piece: Piece) -> bytes:
-        has_logprobs = piece.logprobs and self.asked.num_top is not None
-        match piece.parts:
-            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.counts_always:
-                return self._text_event(piece.choice, text)
+        if (text := self.only_text(piece)) is not None:
+            return self.text_event(piece.choice, text)
         return b"".join(event(chunk) for chunk in self.chunks(piece))
-
-    def _text_event(self, choice: int, text: str) -> bytes:
-        """Return the event of nothing but text, which nearly every token is: all but the text is always the same."""
-        frame = self._frames.get(choice)
-        if frame is None:
-            # In any other place these characters have escaped quotation marks, or come earlier.
-            before, name, after = event(self.chunk([_choice(choice, {"content": ""})])).rpartition(b'"content":""')
-            frame = self._frames[choice] = before + name[:-2], after
-        return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
 
     def chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """Return the chunks of a piece: one for each part; the last has the log probabilities, and another the
@@ -143,6 +155,9 @@ class ChatWriter(ChunkWriter):
 
     def choice(self, index: int) -> dict[str, Any]:
         return _choice(index, {})
+
+    def without_text(self, index: int) -> dict[str, Any]:
+        return _choice(index, {"content": ""})
 
     # -- a document ----------------------------------------------------------------------------
 

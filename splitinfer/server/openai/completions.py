@@ -127,9 +127,11 @@ class CompletionWriter(ChunkWriter):
     asked: CompletionRequest
     _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice, once it has begun
 
-    kind = "text_completion"
+    kind, text_name = "text_completion", "text"
 
     def events(self, piece: Piece) -> bytes:
+        if piece.choice in self._offsets and self.asked.most and (text := self.only_text(piece)) is not None:
+            return self.text_event(piece.choice, text)
         return event(self.chunk([self._choice([piece])]))
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:

@@ -107,6 +107,18 @@ def test_a_prompt_and_its_answer_have_log_probabilities_in_the_old_form():
     assert (second["6"]["decoded_token"], second["4"]["rank"], third["4"]["logprob"]) == (" P", 1, -0.8)
 
 
+@pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}])
+def test_chunks_of_text_differ_in_their_text_only(usage: dict[str, Any]):
+    head = "cmpl-1", 1_700_000_000, '"text":""', request(stream=True, prompt=["a", "b"], **usage)
+    texts, stream = ["first", '"text":"" é\n', "", "\ud83d"], CompletionWriter(*head, SPELLED.__getitem__, PROMPT)
+    for choice in (0, 1):
+        chunks = [stream.written(Piece(choice, (TextPart(text),))) for text in texts]
+        first, *others = read_events(b"".join(chunks))
+        expected = [{**first, "choices": [{**first["choices"][0], "text": text}]} for text in (*texts[1:3], "?")]
+        assert others == expected
+        assert first["choices"][0]["index"] == choice
+
+
 def test_chunks_make_the_same_document():
     stream = writer(**SCORED, stream=True)
     lines = (b"".join(map(stream.written, PIECES)) + stream.end(PIECES[-1], Usage(1))).decode().splitlines()
