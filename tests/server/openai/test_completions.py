@@ -92,6 +92,10 @@ def writer(**fields: Any) -> CompletionWriter:
     return CompletionWriter(*head, SPELLED.__getitem__, PROMPT)
 
 
+def read_events(raw: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in raw.decode().splitlines() if line and line != "data: [DONE]"]
+
+
 def test_a_prompt_and_its_answer_have_log_probabilities_in_the_old_form():
     document = writer(**SCORED, prompt_logprobs=1).document(PIECES, Usage(1))
     choice, answer = document["choices"][0], ["Hi", "bytes:\\xe2", "bytes:\\x82\\xac", "!"]
@@ -121,8 +125,7 @@ def test_chunks_of_text_differ_in_their_text_only(usage: dict[str, Any]):
 
 def test_chunks_make_the_same_document():
     stream = writer(**SCORED, stream=True)
-    lines = (b"".join(map(stream.written, PIECES)) + stream.end(PIECES[-1], Usage(1))).decode().splitlines()
-    sent = [json.loads(line[6:]) for line in lines if line and line != "data: [DONE]"]
+    sent = read_events(b"".join(map(stream.written, PIECES)) + stream.end(PIECES[-1], Usage(1)))
     chunks = [choice for one in sent for choice in one["choices"]]
     assert [choice["finish_reason"] for choice in chunks][-4:] == [None, None, "stop", "length"]
     assert "usage" not in sent[1]
