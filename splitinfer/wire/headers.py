@@ -57,7 +57,7 @@ def decode(header: bytes | memoryview) -> m.Message:
         try:
             return message_of(fields)
         except READ_ERRORS as error:
-            raise ProtocolError(f"the peer sent a {fields[:1]!r:.40} message that cannot be read ({error})") from error
+            raise ProtocolError(f"the peer sent a message that cannot be read, {fields[:1]!r:.40} ({error})") from error
     kind = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(kind, str) or kind not in _READ:
         raise ProtocolError(f"the peer sent a message of unknown kind {kind!r:.40}")

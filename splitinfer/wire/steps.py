@@ -52,7 +52,7 @@ def message_of(given: Fields) -> Rows | Result:
             return Rows(_int(step), spec, _all(bytes, figures), packed, tuple(map(_pair, _tuple(masked))))
         case ["result", step, sampled, figures]:
             return Result(_int(step), tuple(map(_slice, _tuple(sampled))), _all(bytes, figures))
-    raise ValueError("no message is such a list")
+    raise ValueError("such a list is not a message")
 
 
 def _int(value: object) -> int:
@@ -107,10 +107,10 @@ def _token(value: object) -> SampledToken:
         return SampledToken(value)
     token_id, logprob, top = _tuple(value)
     if logprob is not None and type(logprob) is not float:
-        raise ValueError("a log probability is no number")
+        raise ValueError("a log probability is not a number")
     for other, likely in map(_tuple, _tuple(top)):
         if type(other) is not int or type(likely) is not float:
-            raise ValueError("a log probability is no number")
+            raise ValueError("a log probability is not a number")
     return SampledToken(_int(token_id), logprob, top)
 
 
@@ -147,7 +147,7 @@ def _figures(data: bytes) -> StageFigures:
         if name in _LISTS:
             _all(_LISTS[name], value)
         elif type(value) is not int and (type(value) is not float or kind is int):
-            raise ValueError(f"{name} is no number")
+            raise ValueError(f"{name} is not a number")
     figures = StageFigures(*values)
     figures.check()
     return figures
