@@ -6,12 +6,11 @@
 
 As long as the members of a *cohort* stay the same, a step writes one position of each and attends once, with neither a
 loop nor a copy. When a member joins or leaves, the arrays are rebuilt. Sums of members of equal length are bitwise
-equal to each member's alone. Shorter members are padded to the longest and masked, which changes the order of addition
-where ``padding_is_exact`` is false. A member's own caches are empty and do not count its tokens; any other use of the
-member first calls ``release``, which returns its arrays to it.
+equal to each member's alone. Shorter members are padded to the longest and masked, which changes the order of addition.
+A member's own caches are empty and do not count its tokens; any other use of the member first calls ``release``, which
+returns its arrays to it.
 """
 
-import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -114,21 +113,6 @@ def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int
     for span in spans:
         mask = mask | ((rows >= span.start) & (rows < span.end) & (keys >= span.start) & (keys < span.end))
     return mask
-
-
-@functools.cache
-def padding_is_exact() -> bool:
-    """Return whether attention over keys that are padded and masked is bitwise that over the keys alone, as a trial on
-    random numbers shows. It is if each sum adds one number after the other: a masked key adds an exact zero."""
-    key = mx.random.key(0)
-    for dtype in (mx.float32, mx.float16, mx.bfloat16):
-        for length, padded, dim in ((3, 5, 16), (23, 64, 64), (61, 77, 80), (300, 511, 128)):
-            q, k, v = (one.astype(dtype) for one in mx.random.normal((3, 1, 2, padded, dim), key=key))
-            wanted = attention(q[:, :, :3], k[:, :, :length], v[:, :, :length], 0.1, None)
-            mask = mx.broadcast_to(mx.arange(padded) < length, (1, 2, 3, padded))
-            if not mx.array_equal(attention(q[:, :, :3], k, v, 0.1, mask), wanted):
-                return False
-    return True
 
 
 def share_calls(lengths: Sequence[int], *, pads: bool) -> list[list[int]]:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from splitinfer.models.blas import is_batch_invariant
 from splitinfer.models.caches.caches import WindowKVCache, is_plain
-from splitinfer.models.caches.cohort import Cohort, SequenceCaches, can_join, padding_is_exact, share_calls
+from splitinfer.models.caches.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.caches.growing import GrowingKVCache
 from splitinfer.models.caches.quantised import QuantisedKVCache
 from splitinfer.models.caches.rollback import DraftedBlock
@@ -48,8 +48,8 @@ class Way(StrEnum):
 class StepModel:
     """Runs steps of many sequences on a stage's layers.
 
-    ``exact``: share an attention call only if no bit changes: among sequences of equal length, and among others if
-    ``padding_is_exact``. Default: exact if this machine's arithmetic is batch invariant.
+    ``exact``: share an attention call only among sequences of equal length, so that no bit changes. Default: exact if
+    this machine's arithmetic is batch invariant.
     """
 
     def __init__(self, model: StageModel, *, exact: bool | None = None) -> None:
@@ -241,16 +241,11 @@ class StepModel:
 
     # -- grouping attention calls ------------------------------------------------------------
 
-    @cached_property
-    def _pads(self) -> bool:
-        """Whether sequences of unequal length may share an attention call."""
-        return not self._exact or padding_is_exact()
-
     def _arrange(self, parts: Sequence[SequenceRows]) -> tuple[RowStep, mx.array | None]:
         """Return a step that has the parts which share an attention call next to each other, and each other part as a
         group. Also return the plan's row for each row of the step, or ``None`` if the order is the same."""
         able = [i for i, p in enumerate(parts) if p.count == 1 and self._places and can_join(p.caches, self._places)]
-        shared = share_calls([parts[i].start for i in able], pads=self._pads)
+        shared = share_calls([parts[i].start for i in able], pads=not self._exact)
         together = [[able[i] for i in group] for group in shared if len(group) > 1]
         taken = {i for group in together for i in group}
         order = sorted([*together, *([i] for i in range(len(parts)) if i not in taken)])

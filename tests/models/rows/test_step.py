@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 from plans import Planned, cut_at
 
-from splitinfer.models.caches import cohort as cohorts
 from splitinfer.models.caches.caches import CachePlace
 from splitinfer.models.caches.cohort import SequenceCaches, share_calls
 from splitinfer.models.caches.rows import RowCache, RowsCall, RowStep, SequenceRows, each_sequence
@@ -143,19 +142,6 @@ def test_cohorts_over_many_lengths(exact: bool):
 )
 def test_who_shares_a_call(lengths: list[int], exact: bool, groups: list[list[int]]):
     assert share_calls(lengths, pads=not exact) == groups
-
-
-def test_a_sum_in_another_order_shows_that_padding_is_not_exact(monkeypatch: pytest.MonkeyPatch):
-    """As on a machine that adds several numbers at a time."""
-
-    def in_halves(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
-        half = k.shape[2] // 2
-        scores = scale * (q @ k.swapaxes(-1, -2))
-        shares = mx.softmax(scores if mask is None else mx.where(mask, scores, -1e4), axis=-1)
-        return shares[..., :half] @ v[:, :, :half] + shares[..., half:] @ v[:, :, half:]
-
-    monkeypatch.setattr(cohorts, "attention", in_halves)
-    assert not cohorts.padding_is_exact.__wrapped__()
 
 
 def cohort(count: int) -> tuple[Both, list[int]]:
