@@ -325,9 +325,9 @@ class Deaths:
         self._is_rdma = given.link == "rdma"
         self.numbers = Counter[str]()
         self.outcomes: list[Outcome] = []
-        codec = NONE if given.only in ("gone", "tight") else given.codec  # other cuts round at other places
-        self._way = Way(codec, drafter=given.drafter, leave_after=_LEAVE if codec == NONE else 15.0)
-        self._way = replace(self._way, is_tight=given.only == "tight")
+        self._way = Way(given.codec, drafter=given.drafter)
+        if given.only in ("gone", "tight"):  # other cuts pack hidden states at other places
+            self._way = replace(self._way, codec=NONE, leave_after=_LEAVE, is_tight=given.only == "tight")
         if self._is_rdma:
             self.world = World.make(report.folder / "jaccl", limits=_NO_LIMITS)
             os.environ.update(self.world.environment)

@@ -40,6 +40,7 @@ FAMILIES, SHARED = 6, 280  # prompts that begin alike, with a block of KV and a 
 STREAMS = (1, 4, 8)  # one with blocks in flight, four with drafts of all in one step, eight
 KV_BYTES, DISK_BYTES = 6 * 2**20, 4 * 2**20  # so little that KV is given up, and comes back from disk
 ANSWER_SECONDS = 90.0
+REJOIN_SECONDS = 60.0  # in which a lost worker must be there again
 _SLACK = 8  # descriptors and threads that may come and go
 _SETTLE_SECONDS = 10.0
 
@@ -65,12 +66,13 @@ SHAPES = (
 class Way:
     """The links' codec, what else the layout says of a stage on another machine, and the kind of the drafter on the
     last stage, with random weights; without, a drafter knows what will be said. ``leave_after``: seconds until the
-    others go on without a worker; ``is_tight``: whether the coordinator has memory for its own layers alone."""
+    others go on without a worker; by default never, because another cut packs hidden states at other places, and says
+    other tokens. ``is_tight``: whether the coordinator has memory for its own layers alone."""
 
     codec: str = INT8
     remote: Mapping[str, Any] = field(default_factory=dict)
     drafter: str = ""
-    leave_after: float = 15.0
+    leave_after: float = REJOIN_SECONDS
     is_tight: bool = False
 
 
@@ -170,7 +172,7 @@ class Rig:
         layout = {"model": str(self.model), "stages": stages} | ({"draft": self._draft} if self._draft else {})
         settings = {
             "kv_dir": str(self._kv), "kv_dir_bytes": DISK_BYTES, "kv_bytes": KV_BYTES, "context": CONTEXT,
-            "token_budget": 64, "rejoin_timeout": 60.0, "leave_after": self._way.leave_after,
+            "token_budget": 64, "rejoin_timeout": REJOIN_SECONDS, "leave_after": self._way.leave_after,
         }  # fmt: skip
         order = {"layout": layout, "settings": settings, "vocab_size": VOCAB, "free_bytes": self._free_bytes()}
         self.coordinator = Coordinator(order, {"XDG_CONFIG_HOME": str(self.folder / "studio")})
