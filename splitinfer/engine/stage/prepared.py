@@ -12,7 +12,7 @@ copies what it would write in place, so the snapshot is dropped first.
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -29,36 +29,44 @@ _PLAIN = (int, float, bool, str, type(None))  # most values; calling ``_handle``
 
 
 class Snapshot:
-    """The state of some sequences' caches, and of the cohorts that they are in."""
+    """The state of some sequences' caches, and of the cohorts that they are in. In a cohort, a member's own caches are
+    empty at the cohort's places, so the snapshot does not read them."""
 
     def __init__(self, sequences: Iterable[SequenceCaches]) -> None:
-        self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for sequence in sequences:
-            self._take(sequence.place)
-            if id(sequence) in self._before:
-                continue  # it was taken with its cohort
-            if sequence.cohort is not None:
-                self._take(sequence.cohort)
-            for member in (sequence, *(sequence.cohort.members if sequence.cohort else ())):
-                self._take(member)
-                for cache in member.own:
-                    self._take_cache(cache)
-
-    def _take_cache(self, cache: Any) -> None:
-        self._take(cache)
-        for one in cache.caches if is_list(cache) else ():
-            self._take_cache(one)
-
-    def _take(self, thing: Any) -> None:
-        if id(thing) not in self._before:
-            before = {name: v if type(v) in _PLAIN else _handle(v) for name, v in vars(thing).items()}
-            self._before[id(thing)] = (thing, before)
+        sequences = list(sequences)
+        cohorts = {id(one.cohort): one.cohort for one in sequences if one.cohort is not None}
+        self._members = [
+            (member, cohort) for cohort in cohorts.values() for member in cohort.members if member.cohort is cohort
+        ]
+        self._alone = [one for one in sequences if one.cohort is None]
+        caches = [cache for one in self._alone for cache in one.own]
+        caches += [cache for member, cohort in self._members for cache in cohort.others_of(member)]
+        self._positions = [(one.place, one.place.position) for one in sequences]
+        things = [*cohorts.values(), *(part for one in caches for part in _with_parts(one))]
+        self._before = [(thing, _attributes(thing)) for thing in things]
 
     def restore(self) -> None:
         """Restore the caches. Call once only, because the caches then use the snapshot's handles."""
-        for thing, before in self._before.values():
+        for place, position in self._positions:
+            place.position = position
+        for thing, before in self._before:
             vars(thing).clear()
             vars(thing).update(before)
+        for sequence in self._alone:
+            sequence.cohort = None
+        for member, cohort in self._members:
+            cohort.hold(member)
+
+
+def _with_parts(cache: Any) -> Iterator[Any]:
+    """Yield a cache, and if it is a list of caches, also these."""
+    yield cache
+    for one in cache.caches if is_list(cache) else ():
+        yield from _with_parts(one)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    return {name: v if type(v) in _PLAIN else _handle(v) for name, v in vars(thing).items()}
 
 
 def _handle(value: Any) -> Any:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.core.picture import Picture, grid_positions
@@ -140,9 +140,7 @@ class Cohort:
         before = {id(member.cohort): member.cohort for member in members if member.cohort is not None}
         self._kv = self._gather()
         for member in members:
-            member.cohort = self
-            for place in self.places:
-                member.full[place].keys = member.full[place].values = None
+            self.hold(member)
         for cohort in before.values():
             cohort.dissolve()
         inside = {id(members[0].full[place]) for place in self.places}
@@ -150,9 +148,15 @@ class Cohort:
         self._folds_heads = not on_gpu()
         self.begin_step()
 
+    def hold(self, member: SequenceCaches) -> None:
+        """Let a member's own caches be empty at the places, because its keys and values are in the arrays."""
+        member.cohort = self
+        for place in self.places:
+            member.full[place].keys = member.full[place].values = None
+
     def others_of(self, member: SequenceCaches) -> list[Cache]:
         """Return a member's own caches that are not in the arrays."""
-        return [member.own[i] for i in self._others]
+        return [member.own[i] for i in self._others] if self._others else []
 
     def row_of(self, member: SequenceCaches) -> int:
         """Return the row of a member's keys and values in the arrays."""
@@ -201,7 +205,8 @@ class Cohort:
 
     def arrays(self) -> list[mx.array]:
         """Return all stored arrays."""
-        return [array for _, array in tree_flatten(list(self._kv.values()))]
+        stored = [one for kv in self._kv.values() for one in kv]
+        return [array for one in stored for array in (one if isinstance(one, tuple) else (one,))]
 
     def view(self, member: SequenceCaches, place: int) -> Cache:
         """Return a member's keys and values at a place without copying, for reading until the next step."""

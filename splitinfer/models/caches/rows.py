@@ -160,10 +160,15 @@ class RowCache:
         return max(part.start + part.count for part in self.step.parts) - 1
 
     def make_mask(self, _n: int, **asked: Any) -> RowMask:
-        """Return each part's mask, made by the part's own cache."""
+        """Return each part's mask, made by the part's own cache; of a cohort's members, by the first one's."""
         key = (self._index, self._within, tuple(asked.items()))
         if key not in self.step.masks:
-            made = [self.of(part).make_mask(part.count, **asked) for part in self.step.parts]
+            made = list[Any]()
+            for group in self.step.groups:
+                is_shared = group.cohort is not None and self._index in group.cohort.places
+                apart = group.parts[:1] if is_shared else group.parts
+                masks = [self.of(part).make_mask(part.count, **asked) for part in apart]
+                made += masks * len(group.parts) if is_shared else masks
             self.step.masks[key] = RowMask(tuple(made))
         return self.step.masks[key]
 

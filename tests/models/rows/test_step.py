@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 from plans import Planned, cut_at
 
+from splitinfer.engine.stage.prepared import Snapshot
 from splitinfer.models.caches.caches import CachePlace
 from splitinfer.models.caches.cohort import SequenceCaches, share_calls
 from splitinfer.models.caches.rows import RowCache, RowsCall, RowStep, SequenceRows, each_sequence
@@ -180,7 +181,7 @@ def test_a_member_left_behind_does_not_keep_the_others_bytes():
 @pytest.mark.parametrize("more", [0, 3], ids=["equal lengths", "unequal lengths"])
 def test_a_layer_of_a_cohort_has_no_loop_over_its_members(more: int):
     def calls(layers: int, members: int) -> int:
-        """The calls that the host makes to build a step's graph."""
+        """The calls that the host makes to build a step's graph ahead."""
         model, count = tiny.build("llama", num_hidden_layers=layers)[0], 0
         step = StepModel(StageModel(model, 0, layers), exact=False)
         step.use(Way.ROWS, shares_calls=True)
@@ -197,6 +198,7 @@ def test_a_layer_of_a_cohort_has_no_loop_over_its_members(more: int):
             count = 0
             sys.setprofile(noting)
             try:
+                Snapshot(part.caches for part in parts)
                 step.run(parts, [1] * members, None)
                 arrays_to_evaluate(parts)
             finally:
