@@ -15,7 +15,7 @@ from splitinfer.probes import parsing
 from splitinfer.probes.evidence import TOOL, SeenHere, WayThere
 from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.rdma import rdma_findings
-from splitinfer.system.interface_kind import Kind
+from splitinfer.system.interface_kind import Kind, interface_of
 
 FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 
@@ -118,9 +118,9 @@ def _network(seen: SeenHere) -> Iterator[Judged]:
 
 def _way(seen: SeenHere, way: WayThere) -> Iterator[Judged]:
     name = f"{way.worker} ({way.host})"
-    if not way.own:
+    if way.own is None:
         yield FAILED, f"there is no route to {name}", "connect both machines to one network"
-    found = next((each for each in seen.interfaces if way.own in {str(one.ip) for one in each.networks}), None)
+    found = None if way.own is None else interface_of(way.own, seen.interfaces)
     if found is None:
         return
     kind, interface = found.kind, found.name

@@ -35,8 +35,8 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
 
 
 def source_towards(host: str) -> str | None:
-    """Return the IPv4 address from which packets to ``host`` leave, or None without a route. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to_ask:
+    """Return the address from which packets to ``host`` leave, or None without a route. Nothing is sent."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as to_ask:
         try:
             to_ask.connect((host, _DISCARD))
         except OSError:
