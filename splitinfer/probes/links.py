@@ -38,7 +38,7 @@ from splitinfer.models.folder.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.finding import Blame, Finding, failed, passed
-from splitinfer.wire.messages import Probed, Welcome
+from splitinfer.wire.messages import Welcome
 from transports import KeyPair, TransportError
 
 # -- advice ------------------------------------------------------------------------------------------------------------
@@ -210,7 +210,8 @@ class LinkSurvey:
         try:
             if problem := self._connect(fleet, needed):
                 return replace(link, problem=problem)
-            found = _probe(fleet)
+            workers = fleet.workers
+            found = fleet.probe(*workers) if len(workers) == 1 else fleet.probe_between(*workers)
             transport = "tcp" if found.note else link.transport
             return replace(link, figures=found.figures, note=found.note, transport=transport)
         except (PeerError, TransportError) as error:
@@ -237,12 +238,6 @@ class LinkSurvey:
         except PeerError as error:
             return WorkerSeen(spec.name, address, None, str(error))
         return WorkerSeen(spec.name, address, fleet.workers[-1].welcome)
-
-
-def _probe(fleet: Fleet) -> Probed:
-    if len(fleet.workers) == 1:
-        return fleet.probe(*fleet.workers)
-    return fleet.probe_between(*fleet.workers)
 
 
 def _transport(spec: StageSpec) -> str:

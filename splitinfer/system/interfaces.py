@@ -16,6 +16,7 @@ from splitinfer.system.interface_kind import LocalInterface, Network, kind_of
 _PORTS_COMMAND = ("/usr/sbin/networksetup", "-listallhardwareports")
 _SECONDS = 5.0
 _CLASS = Path("/sys/class/net")
+_IP = (socket.AF_INET, socket.AF_INET6)
 _LINK_LOCAL_BITS = 64
 _DISCARD = 9  # a port; nothing is sent to it
 
@@ -26,7 +27,7 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
     found = []
     for name, addresses in psutil.net_if_addrs().items():
         state = states.get(name)
-        networks = tuple(_networks((each.address, each.netmask) for each in addresses if _is_ip(each.family)))
+        networks = tuple(_networks((each.address, each.netmask) for each in addresses if each.family in _IP))
         if state is None or not state.isup or not networks or all(each.ip.is_loopback for each in networks):
             continue
         kind = kind_of(name, ports.get(name, ""), _driver(name), is_wireless=name in wireless)
@@ -52,10 +53,6 @@ def own_addresses() -> frozenset[str]:
 def _wireless_interfaces() -> frozenset[str]:
     """Return the interfaces that are Wi-Fi on Linux. On macOS, networksetup reports them instead."""
     return frozenset(path.parent.name for path in _CLASS.glob("*/wireless"))
-
-
-def _is_ip(family: int) -> bool:
-    return family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _networks(pairs: Iterable[tuple[str, str | None]]) -> Iterable[Network]:
