@@ -39,7 +39,7 @@ from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.finding import Blame, Finding, failed, passed
 from splitinfer.wire.messages import Welcome
-from transports import KeyPair, TransportError
+from transports import TransportError
 
 # -- advice ------------------------------------------------------------------------------------------------------------
 
@@ -171,8 +171,8 @@ class LinkSeen:
 
 
 class LinkSurvey:
-    def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: SayProgress) -> None:
-        self._own, self._timeout, self._notice = own, timeout, notice
+    def __init__(self, layout: Layout, timeout: float, notice: SayProgress) -> None:
+        self._timeout, self._notice = timeout, notice
         self._chain = ((layout.stages[0] if layout.has_own_stage else _COORDINATOR), *layout.workers)
         self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.workers if spec.is_local}
         self._seen: dict[str, WorkerSeen] = {}  # by name
@@ -206,7 +206,7 @@ class LinkSurvey:
         """Return the link with its figures, or the problem. ``needed``: the worker at its end, behind the one at its
         beginning, if that is no coordinator."""
         self._notice(f"{link.source} to {link.target}")
-        fleet = Fleet(self._own)
+        fleet = Fleet(Keyring().own)
         try:
             if problem := self._connect(fleet, needed):
                 return replace(link, problem=problem)
@@ -256,7 +256,7 @@ def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
     """Report the worker's answer, and whether the link to it is slow."""
     stages = [{"name": "here", "layers": 6}, {"name": "worker", "layers": 6, **options["worker"]}]
     layout = ReadLayout.from_dict({"model": "demo", "stages": stages})
-    _, (link,) = LinkSurvey(layout, Keyring().own, _TIMEOUT, lambda _: None).run()
+    _, (link,) = LinkSurvey(layout, _TIMEOUT, lambda _: None).run()
     report(*judge_link(link))
 
 

@@ -107,7 +107,7 @@ class Interface:
 def parse_ifconfig(text: str) -> dict[str, Interface]:
     """Return the interfaces that ``ifconfig`` lists, by name."""
     found: dict[str, Interface] = {}
-    for block in _blocks(text):
+    for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
         head = re.match(r"(\w+): flags=[0-9a-f]+<([^>\n]*)>", block)
         if head:
             ipv4 = re.findall(r"^\s+inet (\d+(?:\.\d+){3})\b", block, re.MULTILINE)
@@ -119,7 +119,3 @@ def parse_ifconfig(text: str) -> dict[str, Interface]:
 def hardware_ports(text: str) -> dict[str, str]:
     """Return the interface of each port, from ``networksetup -listallhardwareports``."""
     return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
-
-
-def _blocks(text: str) -> list[str]:
-    return re.split(r"^(?=\S)", text, flags=re.MULTILINE)
