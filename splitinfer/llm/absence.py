@@ -5,18 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from splitinfer.core.absence import Rest
-from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.loop.absent import Known
 from splitinfer.errors import RequestError
-from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
+from splitinfer.llm.automatic import ACCEPTANCE, profile_of
 from splitinfer.llm.rebalance import figures_of
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.models.folder.checkpoint import Checkpoint
-from splitinfer.models.load.layer_kinds import describe
-from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import KV_SHARE, on_gpu
+from splitinfer.models.memory import KV_SHARE
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.without import alike, without
 
@@ -37,9 +34,7 @@ class Without:
     @cached_property
     def _described(self) -> tuple[ModelProfile, int]:
         """The model, and the bytes of unfused attention for each token of context."""
-        layout, dtype = self.written, resolve_dtype(self.written.dtype, gpu=on_gpu())
-        found = describe(self.checkpoint, dtype, str(layout.model), kv_format=format_of(layout.kv_format))
-        return with_drafter(found, self.checkpoint, layout.draft, dtype), found.scores
+        return profile_of(self.written, self.checkpoint)
 
     def __call__(self, known: Known, gone: Collection[StageSpec], longest: int) -> Rest:
         layout, (model, scores) = known.layout, self._described

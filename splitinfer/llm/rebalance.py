@@ -18,18 +18,14 @@ from statistics import median
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.loop.engine import Engine
 from splitinfer.engine.profiling.load import LoadWatch
 from splitinfer.errors import RequestError
-from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
+from splitinfer.llm.automatic import ACCEPTANCE, profile_of
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles, Trials
 from splitinfer.models.folder.checkpoint import Checkpoint
-from splitinfer.models.load.layer_kinds import describe
-from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.bounds import BEYOND, doubts, impossible
 from splitinfer.placement.comparison import Comparison, beside
@@ -176,12 +172,7 @@ def live_figures(
     scheduler, watch = engine.scheduler, LoadWatch()
     time.sleep(_LOOK)
     load = watch.load()
-    dtype, kv_format = resolve_dtype(layout.dtype, gpu=on_gpu()), format_of(layout.kv_format)
-    name = str(layout.model)
-    # Graphs that are read are built without MLX's compiler, which the whole process shares.
-    model = engine.carry_out(
-        lambda: with_drafter(describe(checkpoint, dtype, name, kv_format=kv_format), checkpoint, layout.draft, dtype)
-    )
+    model, _ = engine.carry_out(lambda: profile_of(layout, checkpoint))
     speculation, draft, acceptance = scheduler.speculation, 0.0, None
     if speculation is not None and layout.draft is not None:
         draft = scheduler.costs.drafting(1)
