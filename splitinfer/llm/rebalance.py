@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
@@ -276,20 +277,19 @@ def _as_measured(own: StageCosts) -> Costs:
     return Costs.through(seconds, 0.0 if says_nothing else attending / _POSITIONS)
 
 
+def machine_of(spec: StageSpec, said: Ready, layers: Mapping[str, Costs], **more: Any) -> MachineProfile:
+    """Return the machine of a stage, by what the stage said when it was loaded. ``layers``: its costs."""
+    free, ahead = said.free_bytes + said.weight_bytes, said.device != "cpu"
+    return MachineProfile(spec.name, layers, spec.address, spec.key, free_bytes=free, launches_ahead=ahead, **more)
+
+
 def _by_its_bytes(model: ModelProfile, spec: StageSpec, learned: StageCosts, said: Ready) -> MachineProfile:
     """Return a stage's machine, each part of it by the bytes of its weights."""
     own = _as_measured(learned)
     whole = max(1, model.weights(spec.start, spec.end))
-    return MachineProfile(
-        name=spec.name,
-        layers={layer.kind: own.scaled(layer.weights / whole) for layer in model.layers},
-        address=spec.address,
-        key=spec.key,
-        head=own.scaled(model.head / whole),
-        free_bytes=said.free_bytes + said.weight_bytes,
-        launches_ahead=said.device != "cpu",
-        trials=Trials(learned.spread, learned.spread, max(1, learned.most_decode, _read(learned))),
-    )
+    layers = {layer.kind: own.scaled(layer.weights / whole) for layer in model.layers}
+    trials = Trials(learned.spread, learned.spread, max(1, learned.most_decode, _read(learned)))
+    return machine_of(spec, said, layers, head=own.scaled(model.head / whole), trials=trials)
 
 
 def _read(own: StageCosts) -> int:
