@@ -1,7 +1,7 @@
 """Runs plain mlx-lm in a process of its own, and sends it tasks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from splitinfer.bench.child_process import AskedProcess
 from splitinfer.bench.figures import Run
@@ -34,11 +34,6 @@ class MlxLm:
             self.close()
             raise
 
-    @property
-    def pid(self) -> int:
-        """The process id of the child."""
-        return self._child.pid
-
     def run(self, prompt: Sequence[int], tokens: int, **how: Any) -> Run:
         """Answer one prompt. ``num_draft``: the drafts at a time of mlx-lm's own speculative decoding. ``then``: the
         new tokens of a second turn, which keeps the KV of prompt and answer; its run is returned."""
@@ -65,12 +60,6 @@ class MlxLm:
     def close(self) -> None:
         """End the process."""
         self._child.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def plain_mlx_lm(layout: Layout, checkpoint: Checkpoint, process: str = PROCESS) -> MlxLm:

@@ -220,6 +220,14 @@ def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | Non
     return replace(found.profile, draft=describe_heads(str(named), trained, found, dtype), hidden_row=row)
 
 
+def profile_of(layout: Layout, checkpoint: Checkpoint) -> tuple[ModelProfile, int]:
+    """Return the profile of a layout's model and drafter, and the bytes of unfused attention for each token of context.
+    Call it on the engine's thread: graphs are read without MLX's compiler, which the whole process shares."""
+    dtype = resolve_dtype(layout.dtype, gpu=on_gpu())
+    found = describe(checkpoint, dtype, str(layout.model), kv_format=format_of(layout.kv_format))
+    return with_drafter(found, checkpoint, layout.draft, dtype), found.scores
+
+
 def found_workers(workers: Iterable[str | Mapping[str, Any]]) -> tuple[StageSpec, ...]:
     """Return ``workers`` as stages, with the keys of this machine's keyring.
 
