@@ -16,7 +16,7 @@ from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.load.layer_kinds import describe
 from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import KV_SHARE, on_gpu
+from splitinfer.models.memory import KV_SHARE
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.without import alike, without
 
@@ -37,7 +37,7 @@ class Without:
     @cached_property
     def _described(self) -> tuple[ModelProfile, int]:
         """The model, and the bytes of unfused attention for each token of context."""
-        layout, dtype = self.written, resolve_dtype(self.written.dtype, gpu=on_gpu())
+        layout, dtype = self.written, resolve_dtype(self.written.dtype)
         found = describe(self.checkpoint, dtype, str(layout.model), kv_format=format_of(layout.kv_format))
         return with_drafter(found, self.checkpoint, layout.draft, dtype), found.scores
 

@@ -29,7 +29,6 @@ from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.load.layer_kinds import describe
 from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.bounds import BEYOND, doubts, impossible
 from splitinfer.placement.comparison import Comparison, beside
@@ -176,7 +175,7 @@ def live_figures(
     scheduler, watch = engine.scheduler, LoadWatch()
     time.sleep(_LOOK)
     load = watch.load()
-    dtype, kv_format = resolve_dtype(layout.dtype, gpu=on_gpu()), format_of(layout.kv_format)
+    dtype, kv_format = resolve_dtype(layout.dtype), format_of(layout.kv_format)
     name = str(layout.model)
     # Graphs that are read are built without MLX's compiler, which the whole process shares.
     model = engine.carry_out(

@@ -35,7 +35,7 @@ from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import fetch
 from splitinfer.models.load.loader import count_layers, load_stage, resolve_dtype, survey
-from splitinfer.models.memory import check_fit, on_gpu
+from splitinfer.models.memory import check_fit
 from splitinfer.models.rows.kv_pool import MAX_COPIED
 from splitinfer.models.rows.step import StepModel, arrays_to_evaluate, nbytes
 from splitinfer.system.gpu_roads import Road
@@ -126,7 +126,7 @@ class DraftModel:
         Raises:
             ModelError: the model is missing, does not fit, or cannot be rolled back after a wrong draft.
         """
-        resolved = resolve_dtype(dtype, gpu=on_gpu())
+        resolved = resolve_dtype(dtype)
         num_layers = count_layers(checkpoint)
         found = survey(checkpoint, 0, num_layers, resolved)
         if found.rewind is not UNLIMITED and found.rewind <= WITHIN_DRAFTS:

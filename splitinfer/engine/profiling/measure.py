@@ -41,7 +41,7 @@ from splitinfer.models.folder.checkpoint import Checkpoint, parse_entries, read_
 from splitinfer.models.load.building import CONFIGURATION, made_up
 from splitinfer.models.load.layer_kinds import describe, half_of
 from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import free_bytes, on_gpu, unloaded_bytes
+from splitinfer.models.memory import free_bytes, unloaded_bytes
 from splitinfer.places import caches, replace_file
 from splitinfer.system.disk import read_speed
 from splitinfer.wire.messages import Profile, Profiled, Progress
@@ -197,7 +197,7 @@ def measure_machine(
 def _measured(name: str, question: Question, report: OnStep, seconds: float) -> MachineProfile:
     began, watch = time.monotonic(), LoadWatch()
     free = unloaded_bytes()  # includes the memory of a loaded stage, which another one would replace
-    dtype = resolve_dtype(question.dtype, gpu=on_gpu())
+    dtype = resolve_dtype(question.dtype)
     arrays = made_up(question.checkpoint)
     described = describe(question.checkpoint, dtype, question.name, arrays, format_of(question.kv_format))
     del arrays

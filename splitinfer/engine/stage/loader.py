@@ -43,7 +43,6 @@ from splitinfer.models.memory import (
     counted_bytes,
     experts_room,
     limit_to,
-    on_gpu,
     reserve,
     resource_limit,
     set_limits,
@@ -179,11 +178,11 @@ def load(
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
-    dtype = resolve_dtype(command.dtype, gpu=on_gpu())
+    dtype = resolve_dtype(command.dtype)
     kv_format = format_of(command.kv_format)
     drafter = _open_drafter(command, checkpoint, source, report)
     group, cut = None if command.half is None else join(command.half), (command.start, command.end)
-    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
+    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype)
     found = survey(
         checkpoint, *cut, dtype, kv_format, drafter=drafter, drafter_dtype=drafter_dtype, sees=command.sees, group=group
     )
@@ -267,7 +266,7 @@ def _read(
         report(Progress("load", done, total))
 
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
-    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
+    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype)
     model = load_stage(*what, drafter_dtype=drafter_dtype, sees=command.sees, group=group)
     if model.experts is not None and device is default_device():
         device = Device(computes_at_launch=True)  # each layer's choice of experts is evaluated before the launch

@@ -38,7 +38,7 @@ from splitinfer.models.load.experts import Experts, find_experts
 from splitinfer.models.load.halves import Pair
 from splitinfer.models.load.tables import Table, find_tables, leave_on_disk
 from splitinfer.models.load.trained import is_trained, join, read_of
-from splitinfer.models.memory import Need
+from splitinfer.models.memory import Need, on_gpu
 from splitinfer.system.open_files import make_room
 
 OnBytes = Callable[[int, int], None]  # bytes done, bytes in all
@@ -114,7 +114,7 @@ class Survey:
         return replace(self, need=replace(self.need, weights=self.need.weights + self.head_bytes))
 
 
-def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
+def resolve_dtype(dtype: str) -> str | None:
     """Return the layout's dtype as a name, or ``None`` for "as stored".
 
     "auto" keeps the model's own dtype on a GPU. On MLX's CPU backend it means float32, because half precision is 5 to
@@ -122,7 +122,7 @@ def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
     """
     if dtype != "auto":
         return dtype
-    return None if gpu else "float32"
+    return None if on_gpu() else "float32"
 
 
 class _Built(NamedTuple):

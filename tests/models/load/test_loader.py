@@ -232,11 +232,12 @@ def test_a_stage_never_runs_on_placeholders(tiny_folder: Folder):
         load_stage(checkpoint, found, 0, 3, None, quiet)
 
 
-def test_resolve_dtype():
-    assert resolve_dtype("auto", gpu=True) is None
-    assert resolve_dtype("auto", gpu=False) == "float32"
+@pytest.mark.parametrize(("gpu", "auto"), [(True, None), (False, "float32")])
+def test_resolve_dtype(gpu: bool, auto: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader, "on_gpu", lambda: gpu)
+    assert resolve_dtype("auto") == auto
     for dtype in ("float32", "float16", "bfloat16"):
-        assert resolve_dtype(dtype, gpu=True) == resolve_dtype(dtype, gpu=False) == dtype
+        assert resolve_dtype(dtype) == dtype
 
 
 def test_parameters_are_cast_and_quantised_weights_stay_integers(tiny_folder: Folder):
