@@ -60,8 +60,8 @@ def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel,
     Raises:
         ModelError: the checkpoint has no heads, or they cannot run.
     """
-    last = described.structure.num_layers - 1
-    stage = StageModel(described.model, last, last + 1, described.structure, checks=False)
+    structure, last = described.structure, described.structure.num_layers - 1
+    stage = StageModel(structure.model, last, last + 1, structure, checks=False)
     weights = sum(array.nbytes for array in join(stage, checkpoint, placeholders_of(checkpoint), dtype).values())
     heads = stage.heads.heads
     like = described.profile.layers[heads.like].kind

@@ -39,12 +39,11 @@ _CONTEXT = 4096  # tokens of context for which the memory of scores is computed
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """A model built without its weights, its structure, and the profile that a plan needs.
+    """The structure of a model built without its weights, and the profile that a plan needs.
 
     ``scores``: bytes that unfused attention takes in a step on this machine, per token of context.
     """
 
-    model: nn.Module
     structure: ModelStructure
     profile: ModelProfile
     scores: int
@@ -99,7 +98,7 @@ def describe(
     if not attention and any(layer.kv_per_token for layer in layers):  # the model computes attention itself
         attention = from_config(checkpoint.config, 2)
     scores = score_bytes(attention, backend(), STEP_ROWS, _CONTEXT) // _CONTEXT
-    return DescribedModel(model, structure, profile, scores)
+    return DescribedModel(structure, profile, scores)
 
 
 def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None = None) -> DescribedModel:
@@ -111,11 +110,11 @@ def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None =
         ModelError: the model cannot be divided.
     """
     structure, layers = found.structure, list[LayerProfile]()
-    divide(found.model, PretendedRank())
+    divide(structure.model, PretendedRank())
     of_kind = dict[str, LayerProfile]()
     for place, layer in enumerate(found.profile.layers):
         if layer.kind not in of_kind:
-            stage = StageModel(found.model, place, place + 1, structure)
+            stage = StageModel(structure.model, place, place + 1, structure)
             sums.clear()
             stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)
             num_sums, kv = len(sums), _kv_of(structure, place, kv_format)[0]
