@@ -28,7 +28,7 @@ from splitinfer.engine.stage.launched import corner
 from splitinfer.engine.stage.masking import mask_of
 from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.errors import ModelError
-from splitinfer.models.border.tensors import on_host
+from splitinfer.models.border.tensors import numbers_of
 from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.rows import SequenceRows
 from splitinfer.models.cut.cut import StageModel
@@ -270,7 +270,7 @@ class DraftModel:
         span = self._device.wait(done.ticket)
         seconds = None if self._device.computes_at_launch else (span.ended - span.started) / len(done.lines)
         ahead = () if following is None else following.lines
-        for line, token_id in zip(done.lines, on_host(done.ticket.outputs[0]).tolist(), strict=True):
+        for line, token_id in zip(done.lines, numbers_of(done.ticket.outputs[0]), strict=True):
             if any(line is one for one in ahead):
                 line.entry.tokens[-1] = token_id
             if line.has_ended or token_id >= self._vocab_size:
