@@ -143,7 +143,6 @@ def _build(
     dtype: str | None,
     drafter: Checkpoint | None,
     of_drafter: Callable[[Checkpoint, StageModel], Mapping[str, mx.array]],
-    kv_format: KVFormat | None,
     group: Pair | None,
     *,
     sees: bool,
@@ -166,8 +165,6 @@ def _build(
         group.check_alike(model)
     parameters = dict(tree_flatten(model.parameters()))
     outputs, output = _probe(stage, is_half=group is not None)
-    check_format(stage, kv_format)
-    stage.use_format(kv_format)
     if not stage.traceable:
         outputs = list(parameters.values())
     if whole is not None and stage.is_first:
@@ -222,11 +219,11 @@ def survey(
         dtype,
         drafter,
         lambda other, _: placeholders_of(other),
-        kv_format,
         group,
         sees=sees,
         drafter_dtype=drafter_dtype,
     )
+    check_format(stage, kv_format)
     tensors, read = arrays_read(outputs, placeholders, parameters)
     tables = find_tables(model, outputs, parameters, placeholders)
     read = read.difference(*(table.parameters for table in tables))
@@ -300,7 +297,7 @@ def load_stage(
     arrays = placeholders_of(checkpoint) | lazy_arrays(checkpoint, found.tensors)
     stage, model, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
-        lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), None, group, sees=sees,
+        lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), group, sees=sees,
         drafter_dtype=drafter_dtype, structure=found.structure,
     )  # fmt: skip
     missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
@@ -397,25 +394,23 @@ def kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
 
 
 def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
-    """Refuse a format that the stage's attention cannot read. Builds graphs and computes nothing.
+    """Make a stage keep keys and values in a format, if its attention can read it. Computes nothing.
 
     Raises:
         ModelError: the format cannot be used; says why.
     """
     if kv_format is None:
         return
-    name, reason = type_name(stage.whole), ""
+    name = type_name(stage.whole)
     if not any(map(can_quantise, fresh_caches(stage.whole))):
         raise ModelError(f"{name} has no layer with plain keys and values, so they cannot be {kv_format.name}")
     stage.use_format(kv_format)
     try:
         stage.probe()
+        return
     except CannotQuantise as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
         said = " ".join(str(error).split())[:200]
         reason = f"its attention does not use mlx-lm's function ({type(error).__name__}: {said})"
-    finally:
-        stage.use_format(None)
-    if reason:
-        raise ModelError(f"keys and values of {name} cannot be {kv_format.name}: {reason}")
+    raise ModelError(f"keys and values of {name} cannot be {kv_format.name}: {reason}")
