@@ -104,5 +104,5 @@ def fetched(layout: Layout) -> tuple[str, str | None]:
     """Download the parts of a pipeline's model that this machine lacks. Return its folder and dtype."""
     name = str(layout.model)
     checkpoint = open_model(name)
-    fetch(name, checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+    fetch(name, checkpoint, checkpoint.tensors, lambda _done, _total, _file: None)
     return str(checkpoint.folder.resolve()), resolve_dtype(layout.dtype)

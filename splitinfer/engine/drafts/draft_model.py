@@ -136,7 +136,7 @@ class DraftModel:
             )
         free = check_fit(found.need, kv_tokens, f"draft {name}", "choose a smaller one, or a smaller --context")
         report(Progress("survey", 0, found.need.weights, found.need.warning(kv_tokens, free)))
-        fetch(name, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
+        fetch(name, checkpoint, found.tensors, lambda *at: report(Progress("download", *at)))
         model = load_stage(checkpoint, found, 0, num_layers, resolved, lambda *at: report(Progress("load", *at)))
         return cls(name, model, vocab_size)
 

@@ -76,8 +76,7 @@ class WeightSource:
             layers = "" if command.is_of_drafter else f" --layers {command.start}-{command.end - 1}"
             remedy = f"splitinfer models pull {command.model} --from ADDRESS{layers}"
             raise ModelError(f"this machine lacks tensors of {command.model}; copy these, too: {remedy}")
-        files = sorted({checkpoint.tensors[name].file for name in missing})
-        fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
+        fetch(command.model, checkpoint, missing, lambda *at: report(Progress("download", *at)))
         return checkpoint
 
 

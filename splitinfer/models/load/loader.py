@@ -54,7 +54,7 @@ class Survey:
     """The tensors that a stage reads and the memory that it needs.
 
     Attributes:
-        tensors: names of the checkpoint's tensors that the stage reads; they are in ``files``.
+        tensors: names of the checkpoint's tensors that the stage reads.
         rewind: how many tokens its caches can be rolled back (``core.kv.rewind``).
         head_bytes: bytes of a float32 copy of the head; ``None`` if the head cannot be computed in float32.
         attention: the attention of its layers, without repetitions.
@@ -65,7 +65,6 @@ class Survey:
     """
 
     tensors: frozenset[str]
-    files: tuple[str, ...]
     need: Need
     rewind: int | None
     head_bytes: int | None = 0
@@ -228,7 +227,6 @@ def survey(
     tables = find_tables(model, outputs, parameters, placeholders)
     read = read.difference(*(table.parameters for table in tables))
     experts = () if group else find_experts(checkpoint, model, outputs, parameters, placeholders, sees=sees)
-    files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
     if stage.heads is not None:
@@ -239,7 +237,6 @@ def survey(
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
         tensors=frozenset(tensors),
-        files=tuple(files),
         need=Need(sum(parameters[name].nbytes for name in read), kv_fixed, kv_per_token, kv_stored),
         rewind=least_rewind(rewind_limit(c) for c in own),
         head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
