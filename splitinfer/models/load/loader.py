@@ -125,11 +125,10 @@ def resolve_dtype(dtype: str) -> str | None:
 
 
 class _Built(NamedTuple):
-    """A stage with its model. ``outputs``: unevaluated arrays that depend on all that it reads. ``output``: of one
+    """A stage with its parameters. ``outputs``: unevaluated arrays that depend on all that it reads. ``output``: of one
     row."""
 
     stage: StageModel
-    model: nn.Module
     parameters: dict[str, mx.array]
     outputs: list[mx.array]
     output: mx.array
@@ -171,7 +170,7 @@ def _build(
         tower.join(stage)
         weights |= tower.parameters
     outputs += [*weights.values(), *([] if stage.heads is None else [stage.heads.run_nothing(stage.make_caches())])]
-    return _Built(stage, model, parameters | weights, outputs, output)
+    return _Built(stage, parameters | weights, outputs, output)
 
 
 def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.array]:
@@ -211,7 +210,7 @@ def survey(
         CannotCut: this cut cannot be correct.
     """
     placeholders = placeholders_of(checkpoint)
-    stage, model, parameters, outputs, output = _build(
+    stage, parameters, outputs, output = _build(
         checkpoint,
         placeholders,
         (start, end),
@@ -224,9 +223,9 @@ def survey(
     )
     check_format(stage, kv_format)
     tensors, read = arrays_read(outputs, placeholders, parameters)
-    tables = find_tables(model, outputs, parameters, placeholders)
+    tables = find_tables(stage.whole, outputs, parameters, placeholders)
     read = read.difference(*(table.parameters for table in tables))
-    experts = () if group else find_experts(checkpoint, model, outputs, parameters, placeholders, sees=sees)
+    experts = () if group else find_experts(checkpoint, stage.whole, outputs, parameters, placeholders, sees=sees)
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
     if stage.heads is not None:
@@ -292,7 +291,7 @@ def load_stage(
     """
     make_room(len(checkpoint.paths_of(found.tensors)) + _OTHER_FILES)  # each file stays open until its tensors are read
     arrays = placeholders_of(checkpoint) | lazy_arrays(checkpoint, found.tensors)
-    stage, model, parameters, outputs, output = _build(
+    stage, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
         lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), group, sees=sees,
         drafter_dtype=drafter_dtype, structure=found.structure,
@@ -301,14 +300,14 @@ def load_stage(
     if missing:
         raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
     if found.tables:
-        leave_on_disk(model, found.tables, read, checkpoint)
-        hash_on_host(model)
+        leave_on_disk(stage.whole, found.tables, read, checkpoint)
+        hash_on_host(stage.whole)
         stage.reads_tokens = True
     on_disk: list[Table | Experts] = [*found.tables, *([] if found.experts_bytes is None else found.experts)]
     in_memory = sorted(read.difference(*(one.parameters for one in on_disk)))
     if found.experts_bytes is not None:
         stage.experts = ExpertStore(checkpoint, found.experts, found.experts_bytes)
-        stage.experts.put_into(model)
+        stage.experts.put_into(stage.whole)
         stage.reads_tokens = True
         parameters = {name: parameters[name] for name in in_memory}
     # Drop these references, so that a stored tensor is freed as soon as the parameters made of it are evaluated.
