@@ -52,7 +52,7 @@ def find_layers(model: nn.Module) -> list[LayerSlot]:
 
 
 class StandIn:
-    """Replaces a layer in a model's list and has the real one's attributes and class."""
+    """Replaces a layer in a model's list, or a cache, and has the real one's attributes and class."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -67,7 +67,7 @@ class StandIn:
     def __contains__(self, name: str) -> bool:  # MLX's modules are dicts
         return name in self._real
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: Any) -> Any:
         return self._real[name]
 
 
