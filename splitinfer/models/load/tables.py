@@ -196,10 +196,15 @@ class _OnDisk(StandIn):
             wanted, found = np.unique(np.asarray(ids), return_inverse=True)
             rows = {name: file.rows(wanted) for name, file in self._files.items()}
             places = mx.array(found.reshape(ids.shape).astype(np.int32))
-        try:
-            for name, array in rows.items():
-                self._real[name] = array
-            return self._real(places)
-        finally:
-            for name in rows:
-                self._real.pop(name, None)
+        return called_with(rows, self._real, places)
+
+
+def called_with(arrays: Mapping[str, mx.array], module: nn.Module, *args: Any, **named: Any) -> Any:
+    """Call a module that has ``arrays`` as parameters only during the call, and return its result."""
+    try:
+        for name, array in arrays.items():
+            module[name] = array
+        return module(*args, **named)
+    finally:
+        for name in arrays:
+            module.pop(name, None)
