@@ -135,7 +135,7 @@ class ModelStructure:
         self._graph = self._read(parameters)
         self.long_rows: int | None = None
         self._short = self._steps
-        if set(self._owners) - self._graph.read_by(range(self._num_results)):
+        if set(self._owners) - self._graph.read_by(self._results_from(0)):
             self.long_rows = min(_MOST_ROWS, max(_whole_numbers(self.layers), default=0)) + _STEPS[0]
             self._rows = (self.long_rows, self.long_rows + _STEPS[1] - _STEPS[0])
             self._graph = self._read(parameters)
@@ -163,7 +163,6 @@ class ModelStructure:
             arrays = arrays_of(cache)
             self._of_caches += [(i, self._writer(i, array)) for array in arrays]
             results += arrays
-        self._num_results = len(results)
         return Graph(results, {**self._named, **parameters})
 
     def _since(self, layer: int, path: Path) -> int:
