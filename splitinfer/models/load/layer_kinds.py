@@ -71,8 +71,8 @@ def describe(
     """
     model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
     leave_out(model, lambda: StageModel(model, 0, len(find_layers(model))).probe()[0])
-    check_format(StageModel(model, 0, len(find_layers(model))), kv_format)
     structure = ModelStructure(model)
+    check_format(StageModel(model, 0, structure.num_layers, structure), kv_format)
     kinds = kinds_of(structure)
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
     needs = {kind: _kv_of(structure, layer, kv_format) for kind, layer in first.items()}
