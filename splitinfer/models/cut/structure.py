@@ -224,15 +224,11 @@ class ModelStructure:
             return written.get(id(array))
         return self.first_user(cache)
 
-    def owned_before(self, layer: int) -> set[str]:
-        """Return the names of the parameters of the layers before ``layer``."""
-        return {name for name, owner in self._owners.items() if owner < layer}
-
     def hidden_from(self, layer: int) -> set[str]:
         """Return the parameters that a stage from ``layer`` on must not read: of earlier layers that do not run
         again."""
         again = self._borders[layer].replicas if layer in self._borders else ()
-        return {name for name in self.owned_before(layer) if self._owners[name] not in again}
+        return {name for name, owner in self._owners.items() if owner < layer and owner not in again}
 
     def recipe(self, layer: int) -> Recipe:
         """Return a layer's recipe: it makes a result of the right form from the arguments and computes nothing."""
