@@ -10,7 +10,7 @@ module computes in both cases, with the same rows and the same experts, so no an
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library.graph import is_reading
 from splitinfer.models.load.expert_files import Bytes, ExpertFiles, Read
-from splitinfer.models.load.experts import Experts, by_layer
+from splitinfer.models.load.experts import Experts
 from splitinfer.models.load.tables import called_with, put
 from splitinfer.models.memory import on_gpu
 
@@ -190,7 +190,10 @@ class ExpertStore:
         share = shares(experts, nbytes)
         self._areas = [_Area(share.area) for _ in range(2)]
         self._layers = list[_Layer]()  # they and their parts do not refer to the store: a cycle is freed late
-        for several in by_layer(experts).values():
+        same_indices = defaultdict[str, list[Experts]](list)  # by the path above them: such as gate, up and down
+        for one in experts:
+            same_indices[one.path.rpartition(".")[0]].append(one)
+        for several in same_indices.values():
             slots = min(share.slots, several[0].count)
             self._layers.append(_Layer([_Part(one, self._files, slots) for one in several], slots))
 
