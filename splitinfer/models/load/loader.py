@@ -162,7 +162,12 @@ def _build(
         divide(model, group.sums)
         group.check_alike(model)
     parameters = dict(tree_flatten(model.parameters()))
-    outputs, output = _probe(stage, is_half=group is not None)
+    try:
+        outputs, output = stage.probe()
+    except (ValueError, RuntimeError) as error:  # where a model is divided: its halves do not fit together
+        if group is None:
+            raise
+        raise CannotCut(f"{type_name(model)} cannot be divided over machines ({error})") from error
     if not stage.traceable:
         outputs = list(parameters.values())
     if whole is not None and stage.is_first:
@@ -171,16 +176,6 @@ def _build(
         weights |= tower.parameters
     outputs += [*weights.values(), *([] if stage.heads is None else [stage.heads.run_nothing(stage.make_caches())])]
     return _Built(stage, parameters | weights, outputs, output)
-
-
-def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.array]:
-    """Return ``StageModel.probe``. Raise CannotCut if the halves of a divided model do not fit together."""
-    try:
-        return stage.probe()
-    except (ValueError, RuntimeError) as error:
-        if not is_half:
-            raise
-        raise CannotCut(f"{type_name(stage.whole)} cannot be divided over machines ({error})") from error
 
 
 def survey(
