@@ -47,6 +47,7 @@ Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]
 
 _STEPS = (3, 7)  # rows of the two calls: an array that grows from the first to the second has a row per token
+_BOTH = range(len(_STEPS))  # the indices of these calls in the graph
 _MOST_ROWS = 4096  # of a long call
 _MOST_AGAIN = 3  # layers that run again after a border
 
@@ -202,7 +203,7 @@ class ModelStructure:
     @property
     def reads_tokens(self) -> bool:
         """Whether the model looks at its tokens while it is called, so that its graph holds for these tokens only."""
-        return not all(self._graph.holds(f"tokens {step}") for step in self._both)
+        return not all(self._graph.holds(f"tokens {step}") for step in _BOTH)
 
     @property
     def num_layers(self) -> int:
@@ -258,7 +259,7 @@ class ModelStructure:
         if not self._read_beyond(layer, closed):
             return Border(layer, tuple(rows), ())
         updates = self._shared_updates(layer, closed)
-        with_updates = [*closed, *(_update_name(step, *row.path) for row in updates for step in self._both)]
+        with_updates = [*closed, *(_update_name(step, *row.path) for row in updates for step in _BOTH)]
         if not self._read_beyond(layer, with_updates):
             return Border(layer, tuple(rows), tuple(updates))
         return Border(layer, tuple(rows), (), self._find_replicas(layer, closed))
@@ -279,13 +280,8 @@ class ModelStructure:
             found[last], closed = tuple(rows), [*closed, *new]
         return dict(sorted(found.items()))
 
-    @property
-    def _both(self) -> range:
-        """The indices of the calls in the graph."""
-        return range(len(self._rows))
-
     def _closed(self, layer: int, rows: Sequence[TokenRow]) -> list[str]:
-        return [_name(step, layer, row.path) for row in rows for step in self._both]
+        return [_name(step, layer, row.path) for row in rows for step in _BOTH]
 
     def _crossing_rows(self, layer: int) -> list[TokenRow]:
         first, second = (step[layer].arguments for step in self._steps)
@@ -303,10 +299,7 @@ class ModelStructure:
             for path, spec in self._updates[1].items()
             if (owner := self.first_user(path[0])) is not None and owner < layer
         }
-        closed = [
-            *closed,
-            *(_update_name(step, *path) for path, _ in names.values() for step in self._both),
-        ]
+        closed = [*closed, *(_update_name(step, *path) for path, _ in names.values() for step in _BOTH)]
         found = self._graph.read_by(self._results_from(layer), closed) & set(names)
         shared = {names[name][0][0] for name in found}
         return [_row(path, 2, spec) for path, spec in names.values() if path[0] in shared]
