@@ -14,7 +14,7 @@ from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import fetch, open_model
 from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.load.trained import is_trained
-from splitinfer.models.memory import free_bytes, on_gpu
+from splitinfer.models.memory import free_bytes
 
 PROCESS = "splitinfer.bench.mlx_lm_process"
 
@@ -93,5 +93,5 @@ def fetched(layout: Layout) -> tuple[str, str | None]:
     """Download the parts of a pipeline's model that this machine lacks. Return its folder and dtype."""
     name = str(layout.model)
     checkpoint = open_model(name)
-    fetch(name, checkpoint, checkpoint.files, lambda _done, _total, _file: None)
-    return str(checkpoint.folder.resolve()), resolve_dtype(layout.dtype, gpu=on_gpu())
+    fetch(name, checkpoint, checkpoint.tensors, lambda _done, _total, _file: None)
+    return str(checkpoint.folder.resolve()), resolve_dtype(layout.dtype)
