@@ -84,8 +84,8 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "splitinfer/engine/loop/requests.py": {
         "text that was held back for a stop string is lost at the end": (
-            "text + update.text + self._stops.flush()",
-            "text + update.text",
+            "                found.append(self._told.finish(is_cut=is_cut))\n",
+            "                pass\n",
         ),
     },
     f"{_STAGE}/history.py": {
@@ -135,7 +135,7 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
         "missing frames are not noticed": ("if packet.seq != next_seq:", "if packet.seq < next_seq:"),
         "silence does not add up": ("self._silence += min(", "self._silence = min("),
         "the bounds of a received frame are not checked": (
-            "    check_bounds(header_len, [part.nbytes for part in parts], options)\n",
+            "    check_bounds(header_len, lengths, options)\n",
             "",
         ),
         "a part that is not of bytes is passed on as it is": (

@@ -1,5 +1,5 @@
-"""A campaign ends as it says, the film of the front page can be made, and ``scripts/_setup`` installs what an NVIDIA
-card needs.
+"""A campaign ends as it says, the film of the front page can be made, ``scripts/_setup`` installs what an NVIDIA card
+needs, and the faults that ``--all`` plants are of this program.
 """
 
 import json
@@ -12,11 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.planted import wrong
+from tests.planted_faults import FAULTS
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_every_fault_can_be_planted():
+    assert not wrong(FAULTS)
 
 
 @pytest.mark.nightly

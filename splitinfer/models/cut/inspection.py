@@ -152,7 +152,9 @@ def find_units(model: nn.Module) -> list[Units]:
     slots = find_layers(model)
     signatures = [signature(slot.layer) for slot in slots]
     with alone():  # one thread at a time
-        key = (type(model), *signatures)
+        numbers = [value for slot in slots for each in slot.layer.modules() for value in vars(each).values()]
+        # Models of equal shapes may have other counts of heads.
+        key = (type(model), *signatures, *(value for value in numbers if type(value) is int))
         if key not in _found:
             with uncompiled(), experiments(), mx.stream(mx.cpu):
                 kinds = {kind: signatures.index(kind) for kind in dict.fromkeys(signatures)}

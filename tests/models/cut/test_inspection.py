@@ -15,7 +15,7 @@ from splitinfer.errors import ModelError
 from splitinfer.models.cut import inspection
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.cut.divided import divide
-from splitinfer.models.cut.inspection import find_unit
+from splitinfer.models.cut.inspection import find_unit, find_units
 from splitinfer.models.cut.pretended import PretendedRank, alone, together
 from splitinfer.models.library.layers import copied, find_layers
 
@@ -71,6 +71,12 @@ def test_a_layer_that_is_run_twice_is_halved_once() -> None:
     model.model.layers[1] = model.model.layers[0]
     divide(model, PretendedRank())
     assert model.model.layers[0].self_attn.n_heads == 2  # of 4
+
+
+def test_a_model_of_equal_shapes_with_other_heads_is_halved_in_its_own_way() -> None:
+    many, few = (tiny.build("llama", num_attention_heads=heads, num_key_value_heads=heads // 2)[0] for heads in (4, 2))
+    found = [find_units(model)[0]["self_attn"].rows.keys() for model in (many, few)]
+    assert [{"k_proj.weight", "v_proj.weight"} <= rows for rows in found] == [True, False], "one head has no half"
 
 
 def test_a_compiled_function_in_a_layer_is_no_hindrance() -> None:
