@@ -32,13 +32,12 @@ OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
 NOTE_EVERY = 60.0  # seconds between lines in the log about peers without a link
 UNKNOWN = "an unknown peer"
 
-OpeningCheck = Callable[[bytes], None]  # takes the header of an OPEN; raises FrameError for a link it refuses
+OpeningCheck = Callable[[bytes], object]  # takes the kind of a link that is not plain; raises FrameError to refuse it
 
 
-def plain_only(opening: bytes) -> None:
+def plain_only(_opening: bytes) -> None:
     """Refuse every link that is not plain. Raises FrameError."""
-    if opening:
-        raise FrameError("this listener accepts only plain links")
+    raise FrameError("this listener accepts only plain links")
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +134,8 @@ class ListenerHub(Hub):
             packet = decode([part.buffer for part in body], self._options)
             if packet.kind is not FrameKind.OPEN:
                 raise FrameError(f"{packet.kind.name} before OPEN")
-            self._check_opening(packet.header)
+            if packet.header:
+                self._check_opening(packet.header)
         except FrameError as problem:
             self._refuse(connection, route, str(problem))
             return
