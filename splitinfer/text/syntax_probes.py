@@ -296,8 +296,7 @@ def _as_named(probes: _Probes, way: _Way, written: str, number: int) -> _Body | 
     has_form = name in call_id
     begins = min(at for at in (written.find(name, previous), whole_id) if at >= 0)
     keys = written.find(_KEYS[0], begins)
-    opened = max(written.rfind("{", begins, keys), written.rfind('"{', begins, keys))
-    span = None if opened < 0 else _object_at(written, begins, keys)
+    span = _object_at(written, begins, keys)
     if span is not None:
         text, ends, keyed = written[begins : span[0]] + ARGUMENTS, span[1], None
         is_text = written[span[0]] != "{"
@@ -458,8 +457,8 @@ _OPEN_MARK = re.compile(r"(<[^<>\s]*(\s[^<>]*)?|\[/?[A-Z_]*)$")
 def _common_beginning(one: str, other: str) -> str:
     """Return what two texts begin with, without a part of a mark."""
     common = _common(one, other)
-    is_cut = len(common) < max(len(one), len(other)) and (found := _OPEN_MARK.search(common)) is not None
-    return common[: found.start()] if is_cut and found is not None else common
+    found = _OPEN_MARK.search(common) if len(common) < max(len(one), len(other)) else None
+    return common if found is None else common[: found.start()]
 
 
 def _common_end(one: str, other: str) -> str:
