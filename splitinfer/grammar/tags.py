@@ -40,14 +40,13 @@ _NULL = r"\s*(null|None)?\s*"
 
 
 def without(words: Sequence[str]) -> str:
-    """Return a pattern of the texts that have none of some words. All begin with one letter, and have no other such."""
+    """Return a pattern of the texts that have none of some words, of which there is one at least. All begin with one
+    letter, and have no other such."""
     rest: _Rest = {}
     for word in words:
         at = rest
         for letter in word[1:]:
             at = at.setdefault(letter, {})
-    if not words:
-        return r"(?:.|\n)*"
     first = re.escape(words[0][0])
     if not rest:
         return f"[^{first}]*"

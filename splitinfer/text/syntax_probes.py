@@ -254,10 +254,8 @@ def _as_object(probes: _Probes, way: _Way, written: str, number: int) -> _Body |
         others = frozenset(value.keys() - given.values())
         members = Members(given["name"], given["arguments"], given.get("id"), others)
         is_text = isinstance(value[given["arguments"]], str)
-        span = _span_of(text, value[given["arguments"]])
-        if span is None:
-            return None
-        body = text[: span[0]] + ARGUMENTS + text[span[1] :]
+        begun, ended = _span_of(text, value[given["arguments"]])
+        body = text[:begun] + ARGUMENTS + text[ended:]
         body = body.replace(_NAMES[number], NAME).replace(way.ids[number], ID)
         return _Body(begins, begins + length, body, members, None, is_text)
     return None
@@ -274,8 +272,8 @@ def _kind_of_member(value: Any, way: _Way, number: int) -> str | None:
     return "arguments" if value == _NUMBERS else None
 
 
-def _span_of(text: str, value: Any) -> tuple[int, int] | None:
-    """Return where a value stands in JSON."""
+def _span_of(text: str, value: Any) -> tuple[int, int]:
+    """Return where a value, an object or a text, stands in JSON that has it."""
     for found in re.finditer(r"[{\"]", text[1:]):
         try:
             one, length = json.JSONDecoder().raw_decode(text[found.start() + 1 :])
@@ -283,7 +281,7 @@ def _span_of(text: str, value: Any) -> tuple[int, int] | None:
             continue
         if one == value:
             return found.start() + 1, found.start() + 1 + length
-    return None
+    raise ValueError("the value is not there")
 
 
 def _as_named(probes: _Probes, way: _Way, written: str, number: int) -> _Body | None:
