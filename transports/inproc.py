@@ -68,8 +68,6 @@ class InprocListener(QueueListener[InprocLink]):
 
 
 class InprocTransport:
-    scheme = "inproc"
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._listeners: dict[str, InprocListener] = {}

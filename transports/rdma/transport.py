@@ -115,9 +115,6 @@ class RdmaListener(QueueListener[Link]):
 
 
 class RdmaTransport:
-    scheme = "rdma"
-    query_names = ("backend", "device")  # in an address; `emulated+rdma://` adds others
-
     def __init__(self) -> None:
         self._tcp = TcpTransport()
 
