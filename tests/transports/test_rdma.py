@@ -51,12 +51,12 @@ def test_a_child_that_joins_in_vain_goes_though_its_parent_is_gone() -> None:
     code = """
 import struct, time
 from transports.rdma.child_process import ChildProcess
-from transports.rdma.channel import Job, Word
+from transports.rdma.channel import ChannelWord, Job
 carrier = ChildProcess(Job(0, "ring", 1, 5, 0.1, host="127.0.0.1"))
-while (own := carrier.channel.recv()).word is not Word.GATHER:
+while (own := carrier.channel.recv()).word is not ChannelWord.GATHER:
     pass
 nobody = struct.pack("<4sH", bytes([127, 0, 0, 1]), 9)
-carrier.channel.send(Word.GATHERED, text=own.text + nobody)
+carrier.channel.send(ChannelWord.GATHERED, text=own.text + nobody)
 time.sleep(0.3)
 print(carrier.pid, flush=True)
 time.sleep(60)
