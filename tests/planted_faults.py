@@ -134,10 +134,7 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
     "transports/framing.py": {
         "missing frames are not noticed": ("if packet.seq != next_seq:", "if packet.seq < next_seq:"),
         "silence does not add up": ("self._silence += min(", "self._silence = min("),
-        "the bounds of a received frame are not checked": (
-            "    check_bounds(header_len, lengths, options)\n",
-            "",
-        ),
+        "the bounds of a received frame are not checked": ("    check_bounds(header_len, lengths, options)\n", ""),
         "a part that is not of bytes is passed on as it is": (
             'if view.format == "B" and view.ndim == 1',
             "if view.ndim == 1",
@@ -150,7 +147,7 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "frames that were read count as waiting": ("        self._num_bytes -= num_bytes\n", ""),
         "the last reason for an end counts, not the first": (
-            "            if is_first:\n                self._ended = reason",
+            "            if self._ended is None:\n                self._ended = reason",
             "            self._ended = reason",
         ),
     },

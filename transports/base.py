@@ -226,8 +226,6 @@ class Listener(ABC):
 class Transport(Protocol):
     """One scheme. `connect` and `listen` of `transports.registry` find it by the address and document the errors."""
 
-    scheme: str
-
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link: ...
 
     def listen(self, address: str, *, options: LinkOptions) -> Listener: ...

@@ -396,9 +396,8 @@ class Hub:
 
     def _machine_answers(self, link: TcpLink) -> bool | None:
         """Return whether the machine at the other end acknowledges packets, or None if that is unknown."""
-        descriptor = self._descriptor_of(link)
         try:
-            with duplicate(descriptor) as connection:
+            with duplicate(self._descriptor_of(link)) as connection:
                 return machine_answers(connection, self._options.dead_after - 2 * self._options.beat_every)
         except OSError:
             return None

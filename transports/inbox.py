@@ -74,16 +74,14 @@ class Inbox:
         else:
             self.pump()
 
-    def end(self, reason: str, *, drop: bool = False) -> bool:
-        """End the queue with `reason`; `drop` discards its frames first. Return False if it had ended already."""
+    def end(self, reason: str, *, drop: bool = False) -> None:
+        """End the queue with `reason`, unless it has ended already; `drop` discards its frames first."""
         with self._changed:
             if drop:
                 self._frames.clear()
-            is_first = self._ended is None
-            if is_first:
+            if self._ended is None:
                 self._ended = reason
             self._changed.notify_all()
-            return is_first
 
     def get(self, timeout: float | None) -> Frame:
         """Return the next frame. Raises LinkTimeout if no frame came in `timeout` seconds, LinkClosed after the last

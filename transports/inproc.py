@@ -1,14 +1,13 @@
 """inproc://name: links inside one process, for tests and for stages that share one.
 
 Two links point at each other's inboxes. There is no thread: a frame is in the peer's inbox, or in its sink, before
-`send` returns. Payloads are not copied. Nothing can be lost, so neither checksums nor heartbeats are needed; progress
-is read from the peer's object.
+`send` returns. Payloads are not copied. Nothing can be lost, and nobody can be silent, so neither checksums nor
+heartbeats are needed; progress is read from the peer's object.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 
 from transports.address import split_scheme
 from transports.base import (
@@ -26,10 +25,7 @@ from transports.inbox import QueuedLink, QueueListener
 class InprocLink(QueuedLink):
     """One end of a link; `peer` is the other."""
 
-    def __init__(self, address: str, options: LinkOptions) -> None:
-        super().__init__(address, options)
-        self._ended_at = 0.0
-        self.peer: InprocLink
+    peer: InprocLink
 
     def send(self, frame: Frame) -> None:
         if (over := self.inbox.ended) is not None:
@@ -42,7 +38,7 @@ class InprocLink(QueuedLink):
 
     @property
     def silent_for(self) -> float:
-        return time.monotonic() - self._ended_at if self.inbox.ended is not None else 0.0
+        return 0.0
 
     def close(self, reason: str = "") -> None:
         self._fail(reason)
@@ -53,8 +49,7 @@ class InprocLink(QueuedLink):
 
     def _fail(self, reason: str) -> None:
         for end in (self.peer, self):
-            if end.inbox.end(reason):
-                end._ended_at = time.monotonic()
+            end.inbox.end(reason)
             end.inbox.pump()
 
 
@@ -73,8 +68,6 @@ class InprocListener(QueueListener[InprocLink]):
 
 
 class InprocTransport:
-    scheme = "inproc"
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._listeners: dict[str, InprocListener] = {}

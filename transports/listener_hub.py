@@ -32,13 +32,12 @@ OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
 NOTE_EVERY = 60.0  # seconds between lines in the log about peers without a link
 UNKNOWN = "an unknown peer"
 
-OpeningCheck = Callable[[bytes], None]  # takes the header of an OPEN; raises FrameError for a link it refuses
+OpeningCheck = Callable[[bytes], object]  # takes the kind of a link that is not plain; raises FrameError to refuse it
 
 
-def plain_only(opening: bytes) -> None:
+def plain_only(_opening: bytes) -> None:
     """Refuse every link that is not plain. Raises FrameError."""
-    if opening:
-        raise FrameError("this listener accepts only plain links")
+    raise FrameError("this listener accepts only plain links")
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +47,6 @@ class _Connection:
     descriptor: int
     peer: str  # "host:port"
     shut_at: float = math.inf
-    route: bytes | None = None
     link: TcpLink | None = None
     is_refused: bool = False
 
@@ -129,13 +127,14 @@ class ListenerHub(Hub):
         # sent, so after reading it the descriptor means this message's connection, or none.
         self._read_monitor()
         connection = self._by_descriptor.get(source_of(body))
-        if connection is None or connection.is_refused or connection.route is not None:
+        if connection is None or connection.is_refused or connection.link is not None:
             return
         try:
             packet = decode([part.buffer for part in body], self._options)
             if packet.kind is not FrameKind.OPEN:
                 raise FrameError(f"{packet.kind.name} before OPEN")
-            self._check_opening(packet.header)
+            if packet.header:
+                self._check_opening(packet.header)
         except FrameError as problem:
             self._refuse(connection, route, str(problem))
             return
@@ -146,7 +145,7 @@ class ListenerHub(Hub):
             self._try_send(link, encode(FrameKind.ACCEPT, seq=0))
             if link.over.is_set():
                 return
-            connection.route, connection.link, connection.shut_at = route, link, math.inf
+            connection.link, connection.shut_at = link, math.inf
             self._by_route[route] = connection
             self._links.add(link)
             self._tend_at = 0.0
@@ -163,9 +162,8 @@ class ListenerHub(Hub):
     def _on_dry(self) -> None:
         while self._lost:
             connection = self._lost.popleft()
-            if connection.route is not None:
-                self._by_route.pop(connection.route, None)
             if connection.link is not None:
+                self._by_route.pop(connection.link.route[0], None)
                 with self._lock:
                     self._finish(connection.link, f"connection to {connection.link.address} lost")
             elif not connection.is_refused:

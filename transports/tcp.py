@@ -98,8 +98,6 @@ class TcpListener(QueueListener[TcpLink]):
 
 
 class TcpTransport:
-    scheme = "tcp"
-
     def listen(self, address: str, *, options: LinkOptions, check_opening: OpeningCheck = plain_only) -> TcpListener:
         """Return a listener. `check_opening` decides which links besides plain ones it accepts (`TcpLink.opening`)."""
         wanted = parse_host_port(address)

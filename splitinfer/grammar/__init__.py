@@ -2,10 +2,11 @@
 
     vocabulary    a model's tokens as llguidance needs them
     compiling     a grammar as a matcher, within bounds of time and size
+    trial         the process that compiles a stranger's grammar first
     schemas       JSON schemas such that they are enforced wholly
     rules         one answer: reasoning, the grammar, budgets; forced tokens and masks
-    masks         masks on their way to the last stage, as differences
-    calls         calls of tools in the form of a model's own syntax
+    whole_words   which of the tokens that a form admits a model would write
+    calls, tags   calls of tools in the form of a model's own syntax, and their values between tags
 
-All but ``masks`` are used on the coordinator alone, which knows every token first.
+The coordinator alone uses them: it knows every token first.
 """

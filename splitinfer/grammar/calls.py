@@ -101,8 +101,8 @@ def call_grammar(
     if syntax is None or syntax.is_text or syntax.head:
         if form is not None:
             return form
-        why = "the model has no syntax for calls" if syntax is None else "the model's syntax for calls"
-        raise RequestError(f"{asked}: {why}{'' if syntax is None else ' cannot be enforced'}")
+        has_none, why = "the model has no syntax for calls", "the model's syntax for calls cannot be enforced"
+        raise RequestError(f"{asked}: {has_none if syntax is None else why}")
     known = _Syntax.of(syntax)
     opens = marker(known.opens) if known.opens else '""'
     if form is not None:

@@ -60,7 +60,6 @@ class _Place:
     """What holds behind a number of tokens.
 
     reasoned: tokens of reasoning so far; ``None``: it has ended, or there was none.
-    seen: how many tokens of the marker that ends the reasoning have come.
     matched: tokens that the grammar has taken.
     run: the tokens that must follow.
     left: why the tokens before are the last that the rules have followed, if so.
@@ -77,7 +76,8 @@ class AnswerRules:
     """``core.grammar.TokenRules`` of one answer. ``matcher``: of its grammar, llguidance's ``LLMatcher`` at its
     beginning.
 
-    thinks: whether the answer begins inside reasoning. may_think: whether it may begin by opening it.
+    thinks: whether the answer begins inside reasoning. may_think: whether it may begin by opening it. Both are false
+    if the vocabulary does not say how reasoning is marked.
     budget: tokens of reasoning, at most; ``None``: any number.
     min_tokens: the answer does not end before it has so many. ends: the tokens that end it.
     """
@@ -100,8 +100,7 @@ class AnswerRules:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        thinking = self.vocabulary.thinking
-        begin = _Place(reasoned=0 if self.thinks and thinking is not None else None)
+        begin = _Place(reasoned=0 if self.thinks else None)
         self._places.append(replace(begin, run=self._run_at(begin)))
 
     # -- what the scheduler asks ---------------------------------------------------------------
@@ -198,7 +197,7 @@ class AnswerRules:
             return replace(before, run=(), left=_Left.REFUSED)
         run = before.run[1:]
         if before.reasoned is not None:
-            has_ended = self._ends_with(self._thinking.end, token)
+            has_ended = self._ends_reasoning(token)
             if _has(self._misspelling(), token) and not has_ended:
                 return replace(before, run=(), left=_Left.REFUSED)
             return _Place(None if has_ended and not run else before.reasoned + 1, before.matched, run)
@@ -219,14 +218,14 @@ class AnswerRules:
         assert thinking is not None
         return thinking
 
-    def _ends_with(self, marker: tuple[int, ...], token: int) -> bool:
-        tail = (*self._path[len(self._path) + 1 - len(marker) :], token) if len(marker) > 1 else (token,)
-        return tail == marker
+    def _ends_reasoning(self, token: int) -> bool:
+        """Return whether the marker that ends the reasoning is whole with a token."""
+        marker = self._thinking.end
+        return (*self._path[len(self._path) + 1 - len(marker) :], token) == marker
 
     def _may_open(self, place: _Place) -> bool:
         """Return whether reasoning may be opened here: by the answer's first token."""
-        thinking = self.vocabulary.thinking
-        return self.may_think and not self._path and thinking is not None and len(thinking.start) == 1
+        return self.may_think and not self._path and len(self._thinking.start) == 1
 
     def _may_follow(self, token: int) -> bool:
         """Return whether a token may come next. A mask takes a while to compute, so drafts are tried first."""
@@ -236,7 +235,7 @@ class AnswerRules:
         if place.left is not None:
             return False
         if place.reasoned is not None and _has(self._misspelling(), token):
-            return self._ends_with(self._thinking.end, token)
+            return self._ends_reasoning(token)
         if len(self._path) in self._ended:
             return token in self.ends
         if self._must_go_on(place):
@@ -377,7 +376,7 @@ class AnswerRules:
     def _of_reasoning(self) -> bytes:
         """Return what may follow in reasoning before a form."""
         last, wrong = self._thinking.end[-1], self._misspelling()
-        if self._ends_with(self._thinking.end, last):
+        if self._ends_reasoning(last):
             wrong = without(wrong, self.vocabulary.only((last,)))
         return without(self._all_but_ends, wrong)
 

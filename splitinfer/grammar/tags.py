@@ -40,14 +40,13 @@ _NULL = r"\s*(null|None)?\s*"
 
 
 def without(words: Sequence[str]) -> str:
-    """Return a pattern of the texts that have none of some words. All begin with one letter, and have no other such."""
+    """Return a pattern of the texts that have none of some words, of which there is one at least. All begin with one
+    letter, and have no other such."""
     rest: _Rest = {}
     for word in words:
         at = rest
         for letter in word[1:]:
             at = at.setdefault(letter, {})
-    if not words:
-        return r"(?:.|\n)*"
     first = re.escape(words[0][0])
     if not rest:
         return f"[^{first}]*"
@@ -157,7 +156,7 @@ def value_rules(
     declared = asked(declared)
     value, or_null = with_one_type(declared, shared)
     if value.get("type") == "string":
-        yield from _text_rules(rule, where, value, or_null, _Text(words, behind, or_null))
+        yield from _text_rules(rule, where, value, _Text(words, behind, or_null))
     elif not (kinds := admitted(declared, shared)) or "string" in kinds:
         raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: a text could be another value")
     else:
@@ -231,7 +230,7 @@ class _Text:
             yield r"[^\n]*"  # a token behind other text: what is lazy cannot end with it
 
 
-def _text_rules(rule: str, where: str, value: Schema, or_null: bool, text: _Text) -> Iterator[str]:
+def _text_rules(rule: str, where: str, value: Schema, text: _Text) -> Iterator[str]:
     if unknown := sorted(set(value) - _OF_TEXTS):
         raise RequestError(f"tools: {unknown[0]} of the parameter {where} cannot be enforced in tags")
     choices = value.get("enum", [value["const"]] if "const" in value else None)
@@ -239,12 +238,11 @@ def _text_rules(rule: str, where: str, value: Schema, or_null: bool, text: _Text
         form = " | ".join(map(json.dumps, _choices(where, choices, text)))
     else:
         patterns = [*text.patterns(), *_lengths(where, value)]
-        form = " & ".join([*map(_lark, patterns), *([f"~{_lark(_NULL)}"] if or_null else [])])
+        form = " & ".join([*map(_lark, patterns), *([f"~{_lark(_NULL)}"] if text.or_null else [])])
     upper = rule.upper()
     yield f"{upper}_TEXT: {form}"
-    yield f"{upper}: {upper}_TEXT" + ' | "null"' * or_null
-    is_lazy = "<[" not in text.behind
-    yield f"{rule}[lazy]: {upper} {text.behind}" if is_lazy else f"{rule}: {upper} {text.behind}"
+    yield f"{upper}: {upper}_TEXT" + ' | "null"' * text.or_null
+    yield f"{rule}{'' if '<[' in text.behind else '[lazy]'}: {upper} {text.behind}"
 
 
 def _choices(where: str, choices: Any, text: _Text) -> list[str]:

@@ -56,14 +56,6 @@ class Conversations:
         self._num_tokens = 0
         self._pending: deque[_Pending] = deque(maxlen=_MOST_PENDING)
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that are kept."""
-        return self._num_tokens
-
     def answered(self, text: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """An answer has ended. ``text``: what the template wrote, of which ``prompt`` are the tokens. ``answer``: its
         tokens, without an end token. It is taken in later: decoding takes time."""

@@ -34,9 +34,10 @@ class Detokenizer:
     ) -> None:
         self._decode = decode
         self._skipped = skipped
-        self._clear()
-        self._context += [token_id for token_id in behind if token_id not in skipped]
+        self._context = [token_id for token_id in behind if token_id not in skipped]
         self._context_text = decode(self._context) if self._context else ""
+        self._pending: list[int] = []
+        self._num_returned = 0  # characters of the pending text that were returned already
 
     def add(self, token_id: int) -> str:
         """Take the next token; return the text that is now certain and not yet returned (often ``""``)."""
@@ -55,17 +56,10 @@ class Detokenizer:
         return piece
 
     def flush(self, *, is_cut: bool = False) -> str:
-        """Return the text still held back, incomplete characters as U+FFFD, and begin a new sequence. ``is_cut``: the
-        sequence was to go on, so it ends before a character that is incomplete."""
+        """Return the text still held back, incomplete characters as U+FFFD, when the sequence has ended. ``is_cut``: it
+        was to go on, so its text ends before a character that is incomplete."""
         piece = self._pending_text()[self._num_returned :]
-        self._clear()
         return piece.rstrip(REPLACEMENT) if is_cut else piece
-
-    def _clear(self) -> None:
-        self._context: list[int] = []
-        self._context_text = ""
-        self._pending: list[int] = []
-        self._num_returned = 0  # characters of the pending text that were returned already
 
     def _pending_text(self) -> str:
         whole = self._decode(self._context + self._pending)

@@ -9,7 +9,7 @@ headers more than its template does, so ``SYNTAX`` is not found by rendering: an
 the model's own template, which takes one text beside a call, as reasoning, and drops it when the question is answered.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from splitinfer.core.call_syntax import ARGUMENTS, NAME, AnswerSyntax, CallSyntax
@@ -53,12 +53,8 @@ def reads_harmony(wrapper: Any) -> bool:
     return True
 
 
-def told(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as the model's template takes them."""
-    return [_told(message) for message in messages]
-
-
-def _told(message: Mapping[str, Any]) -> dict[str, Any]:
+def told(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as the model's template takes it."""
     made = {**message, "content": message.get("content") or ""}
     if message.get("tool_calls") and made["content"]:
         made |= {"thinking": "\n\n".join(filter(None, (made.get("thinking"), made["content"]))), "content": ""}

@@ -254,10 +254,8 @@ def _as_object(probes: _Probes, way: _Way, written: str, number: int) -> _Body |
         others = frozenset(value.keys() - given.values())
         members = Members(given["name"], given["arguments"], given.get("id"), others)
         is_text = isinstance(value[given["arguments"]], str)
-        span = _span_of(text, value[given["arguments"]])
-        if span is None:
-            return None
-        body = text[: span[0]] + ARGUMENTS + text[span[1] :]
+        begun, ended = _span_of(text, value[given["arguments"]])
+        body = text[:begun] + ARGUMENTS + text[ended:]
         body = body.replace(_NAMES[number], NAME).replace(way.ids[number], ID)
         return _Body(begins, begins + length, body, members, None, is_text)
     return None
@@ -274,8 +272,8 @@ def _kind_of_member(value: Any, way: _Way, number: int) -> str | None:
     return "arguments" if value == _NUMBERS else None
 
 
-def _span_of(text: str, value: Any) -> tuple[int, int] | None:
-    """Return where a value stands in JSON."""
+def _span_of(text: str, value: Any) -> tuple[int, int]:
+    """Return where a value, an object or a text, stands in JSON that has it."""
     for found in re.finditer(r"[{\"]", text[1:]):
         try:
             one, length = json.JSONDecoder().raw_decode(text[found.start() + 1 :])
@@ -283,7 +281,7 @@ def _span_of(text: str, value: Any) -> tuple[int, int] | None:
             continue
         if one == value:
             return found.start() + 1, found.start() + 1 + length
-    return None
+    raise ValueError("the value is not there")
 
 
 def _as_named(probes: _Probes, way: _Way, written: str, number: int) -> _Body | None:
@@ -296,8 +294,7 @@ def _as_named(probes: _Probes, way: _Way, written: str, number: int) -> _Body | 
     has_form = name in call_id
     begins = min(at for at in (written.find(name, previous), whole_id) if at >= 0)
     keys = written.find(_KEYS[0], begins)
-    opened = max(written.rfind("{", begins, keys), written.rfind('"{', begins, keys))
-    span = None if opened < 0 else _object_at(written, begins, keys)
+    span = _object_at(written, begins, keys)
     if span is not None:
         text, ends, keyed = written[begins : span[0]] + ARGUMENTS, span[1], None
         is_text = written[span[0]] != "{"
@@ -458,8 +455,8 @@ _OPEN_MARK = re.compile(r"(<[^<>\s]*(\s[^<>]*)?|\[/?[A-Z_]*)$")
 def _common_beginning(one: str, other: str) -> str:
     """Return what two texts begin with, without a part of a mark."""
     common = _common(one, other)
-    is_cut = len(common) < max(len(one), len(other)) and (found := _OPEN_MARK.search(common)) is not None
-    return common[: found.start()] if is_cut and found is not None else common
+    found = _OPEN_MARK.search(common) if len(common) < max(len(one), len(other)) else None
+    return common if found is None else common[: found.start()]
 
 
 def _common_end(one: str, other: str) -> str:

@@ -181,7 +181,7 @@ class Tokenizer:
         calls = self._syntax(bool(tools)).calls or JSON_TOOLS
         chat = self._told(chat, calls)
         if self._is_harmony:
-            chat = Form(tuple(harmony.told(chat.messages)), tuple(map(harmony.described, chat.tools)))
+            chat = Form(tuple(map(harmony.told, chat.messages)), tuple(map(harmony.described, chat.tools)))
             settings = harmony.settings(settings)
         generated = {
             i: ids

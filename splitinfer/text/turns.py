@@ -370,18 +370,18 @@ def tools_told(form: Form, syntax: CallSyntax) -> Form:
 def exchanges_told(form: Form, syntax: CallSyntax) -> Form:
     """Return a form with calls as the assistant's words, and results as the user's."""
     told = [_told_calls(one, _calls_of(one), syntax) for one in form.messages]
-    return replace(form, messages=tuple(_as_users(told, lambda one: one.get("role") == "tool")))
+    return replace(form, messages=tuple(_as_users(told, "tool")))
 
 
 @_of_messages
 def _later_systems_as_users(messages: Sequence[Message]) -> Iterable[Message]:
     first = next((i for i, one in enumerate(messages) if one.get("role") != "system"), len(messages))
-    return [*messages[:first], *_as_users(messages[first:], lambda one: one.get("role") == "system")]
+    return [*messages[:first], *_as_users(messages[first:], "system")]
 
 
 @_of_messages
 def _systems_as_users(messages: Sequence[Message]) -> Iterable[Message]:
-    return _as_users(messages, lambda one: one.get("role") == "system")
+    return _as_users(messages, "system")
 
 
 @_of_messages
@@ -467,13 +467,13 @@ def _told_result(message: Message) -> Message:
     return {"role": "user", "content": _RESULT.format(_text_of(message))}
 
 
-def _as_users(messages: Iterable[Message], is_changed: Callable[[Message], bool]) -> list[Message]:
-    """Return some messages as the user's, joined with the user's own neighbours."""
+def _as_users(messages: Iterable[Message], role: str) -> list[Message]:
+    """Return the messages of a role as the user's, joined with the user's own neighbours."""
     made, is_open = list[Message](), False
     for message in messages:
-        changes = is_changed(message)
+        changes = message.get("role") == role
         if changes:
-            message = _told_result(message) if message.get("role") == "tool" else {**message, "role": "user"}
+            message = _told_result(message) if role == "tool" else {**message, "role": "user"}
         if made and made[-1].get("role") == message.get("role") == "user" and (changes or is_open):
             made[-1] = _joined(made[-1], message)
         else:

@@ -1,5 +1,6 @@
 """The protocol between coordinator and workers, as values and as bytes. Pure: no sockets, no arrays, no clock.
 
 messages   the messages, as frozen dataclasses
-codec      messages to frame headers and back; one end of a link, with the messages allowed in each of its four phases
+headers    messages to frame headers and back; one end of a link, with the messages allowed in each of its four phases
+steps      the two messages of each step, Rows and Result, and the figures in them
 """

@@ -93,7 +93,7 @@ MessageKinds = frozenset[type[m.Message]]
 
 _ASKS: MessageKinds = frozenset({m.AskManifest, m.AskRanges})
 _TELLS: MessageKinds = frozenset({m.TellManifest, m.TellRange, m.Unavailable})
-_NOTHING: MessageKinds = frozenset()
+_NOTHING: tuple[MessageKinds, MessageKinds] = frozenset(), frozenset()
 _HANDSHAKE: tuple[MessageKinds, MessageKinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.Refuse})
 
 _ALLOWED: dict[tuple[str, Phase], tuple[MessageKinds, MessageKinds]] = {  # down, up
@@ -123,8 +123,7 @@ class Session:
         self._enter(Phase.HELLO)
 
     def _enter(self, phase: Phase) -> None:
-        nothing = _NOTHING, _NOTHING
-        down, up = _HANDSHAKE if phase is Phase.HELLO else _ALLOWED.get((self._role, phase), nothing)
+        down, up = _HANDSHAKE if phase is Phase.HELLO else _ALLOWED.get((self._role, phase), _NOTHING)
         self._sends, self._receives = (down, up) if self._opened else (up, down)
         self.phase = phase
 

@@ -94,15 +94,15 @@ def test_memory_is_bounded_and_what_is_used_stays():
     known = Conversations(most_tokens=10)
     for i in range(5):
         remember(known, [4] * (i + 1) + [1, 2])
-        assert known.num_tokens <= 10
+        assert known._num_tokens <= 10
     assert tokens(known, "cccccab") == [4] * 5 + [1, 2]
-    assert len(known) == 1
+    assert len(known._known) == 1
     remember(known, [1])
     remember(known, [2])
     tokens(known, "cccccab")
     remember(known, [4, 4])
     assert tokens(known, "cccccab") == [4] * 5 + [1, 2]
-    assert known.num_tokens <= 10
+    assert known._num_tokens <= 10
 
 
 @given(st.lists(st.tuples(st.text("abc", max_size=3), st.lists(st.sampled_from([1, 2, 3, 4]), max_size=4)), max_size=8))
@@ -112,7 +112,7 @@ def test_the_text_is_always_that_of_the_conversation(turns: list[tuple[str, list
         text += asked
         found = tokens(known, text)
         assert decode(found) == text
-        if known.num_tokens and len(computed) < 40:
+        if known._num_tokens and len(computed) < 40:
             assert found[: len(computed)] == computed, "all that was computed is found"
         known.answered(text, found, answer)
         text += decode(answer)

@@ -19,7 +19,7 @@ def secured(options: LinkOptions, own: KeyPair = OWN, peer: str = OWN.public) ->
 
 class Curve:
     def __init__(self, plain: Transport) -> None:
-        self.scheme, self._plain = f"curve+{plain.scheme}", plain
+        self._plain = plain
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         return self._plain.connect(address.removeprefix("curve+"), timeout=timeout, options=secured(options))

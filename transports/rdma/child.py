@@ -71,14 +71,14 @@ class Child:
         self._is_alone = False  # the parent is gone
 
     def run(self) -> NoReturn:
-        self._job = Job(**json.loads(self._expect(ChannelWord.JOB).text))
-        signal.alarm(self._job.join_seconds)
-        self._group = self._join()
-        check_sum(self._group, self._job.rank)
+        self._job = job = Job(**json.loads(self._expect(ChannelWord.JOB).text))
+        signal.alarm(job.join_seconds)
+        self._group = join_group(job.backend, job.rank, job.device, "", job.host, self._gather)
+        check_sum(self._group, job.rank)
         signal.alarm(0)
         threading.Thread(target=self._watch_parent, daemon=True).start()
         self._channel.send(ChannelWord.READY)
-        if self._job.rank == 0:
+        if job.rank == 0:
             self._write()
         self._read()
 
@@ -100,15 +100,9 @@ class Child:
         time.sleep(LEAVE_SECONDS)  # usually the first thread notices, too, and ends the process before
         os._exit(0)
 
-    # -- joining -----------------------------------------------------------------------------------------------------
-
-    def _join(self) -> mx.distributed.Group:
-        job = self._job
-        return join_group(job.backend, job.rank, job.device, "", job.host, self._gather)
-
-    def _gather(self, mine: bytes, _num_bytes: int = 0) -> bytes:
+    def _gather(self, mine: bytes) -> bytes:
         """Exchange bytes with the peer through the two parents. Return the data of both, in the order of ranks."""
-        self._channel.send(ChannelWord.GATHER, text=bytes(mine))
+        self._channel.send(ChannelWord.GATHER, text=mine)
         return self._expect(ChannelWord.GATHERED).text
 
     # -- rank 0 ------------------------------------------------------------------------------------------------------

@@ -33,16 +33,13 @@ def join_group(backend: str, rank: int, device: str, own: str, towards: str, gat
     if backend == RING:
         return _join_ring(rank, own, towards, gather)
 
-    def gathered(mine: bytes, _num_bytes: int = 0) -> bytes:
-        return gather(bytes(mine))
-
     with _file([[None, device], [device, None]]) as file:  # only this rank's row is used
         os.environ["MLX_IBV_DEVICES"] = file.name
         os.environ["MLX_JACCL_COORDINATOR"] = "127.0.0.1:1"  # must be set, but is not used
         return mx.distributed.init(
             strict=True,
             backend=backend,
-            all_gather_factory=lambda _rank, _size: gathered,
+            all_gather_factory=lambda _rank, _size: lambda mine, _num_bytes: gather(bytes(mine)),
         )
 
 

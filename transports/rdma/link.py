@@ -32,13 +32,11 @@ from transports.rdma.messages import MAX_STEP_BYTES, Assembly, pack_table, unpac
 
 _DATA, _ACK, _WAKE = b"D", b"A", b"W"
 _COUNT = struct.Struct("<Q")
-_MAX_HEADER_BYTES = (1 << 32) - 1
 
 
 def control_options(options: LinkOptions) -> LinkOptions:
     """Return the options of the control link: its headers have a tag in addition, and it carries the handshake."""
-    longest = min(options.max_header_bytes + 1, _MAX_HEADER_BYTES)
-    return replace(options, max_header_bytes=max(longest, MAX_STEP_BYTES))
+    return replace(options, max_header_bytes=max(options.max_header_bytes + 1, MAX_STEP_BYTES))
 
 
 class RdmaLink(InboxLink):

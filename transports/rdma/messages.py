@@ -24,6 +24,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from transports.base import Buffer, FrameError
 from transports.framing import FrameKind, as_bytes
@@ -148,8 +149,5 @@ class Assembly:
 
     @property
     def pieces(self) -> list[memoryview]:
-        view, start, pieces = memoryview(self._data), 0, []
-        for length in self._lengths:
-            pieces.append(view[start : start + length])
-            start += length
-        return pieces
+        view, ends = memoryview(self._data), accumulate(self._lengths, initial=0)
+        return [view[start:end] for start, end in pairwise(ends)]

@@ -115,9 +115,6 @@ class RdmaListener(QueueListener[Link]):
 
 
 class RdmaTransport:
-    scheme = "rdma"
-    query_names = ("backend", "device")  # in an address; `emulated+rdma://` adds others
-
     def __init__(self) -> None:
         self._tcp = TcpTransport()
 
@@ -127,7 +124,7 @@ class RdmaTransport:
         parsed, below = parse(address), control_options(options)
         with errors_naming(address, parsed.control):
             return RdmaListener(
-                self._tcp.listen(parsed.control, options=below, check_opening=_check_opening), parsed, options
+                self._tcp.listen(parsed.control, options=below, check_opening=parse_opening), parsed, options
             )
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
@@ -149,12 +146,6 @@ class RdmaTransport:
             raise TransportUnavailable(problem.reason) from problem
         child = join(control, _job(0, request, device, host))
         return RdmaLink(address, control, child, options)
-
-
-def _check_opening(opening: bytes) -> None:
-    """Raise FrameError for an OPEN whose request is invalid."""
-    if opening:
-        parse_opening(opening)
 
 
 def _device_for(backend: str, wanted: str, host: str, options: LinkOptions) -> str:

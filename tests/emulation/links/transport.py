@@ -3,8 +3,7 @@
     ?latency=0.003  any field of LinkProfile
 
 Each end emulates what it sends, so by default both ends should be given the same. The address below is the address
-without `emulated+` and without the profile's part of the query; names that the inner transport has in its own queries
-(`query_names`) are passed to it.
+without `emulated+` and without the profile's part of the query; the names of queries of rdma:// are passed to it.
 """
 
 from __future__ import annotations
@@ -43,10 +42,6 @@ class _Slower:
     inner: Transport
     profile: LinkProfile
 
-    @property
-    def scheme(self) -> str:
-        return self.inner.scheme
-
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         below = self.inner.connect(address, timeout=timeout, options=options)
         return EmulatedLink(below, self.profile, both_ways=True, options=options)
@@ -71,7 +66,6 @@ class EmulatedTransport:
     """Another transport's links, emulated: `inner`'s addresses under a scheme of their own."""
 
     def __init__(self, inner: Transport) -> None:
-        self.scheme = f"emulated+{inner.scheme}"
         self._inner = inner
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
@@ -85,20 +79,20 @@ class EmulatedTransport:
             return _EmulatedListener(self._inner.listen(parsed.below, options=options), parsed, options)
 
     def _parse(self, address: str) -> _ParsedAddress:
-        _, rest = split_scheme(address)
+        scheme, rest = split_scheme(address)
         rest, mark, query = rest.partition("?")
         changes: dict[str, float | int] = {}
         for_below: dict[str, str] = {}
         try:
             for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
-                if name in getattr(self._inner, "query_names", ()):
+                if scheme == "emulated+rdma" and name in ("backend", "device"):
                     for_below[name] = value
                 else:
                     changes[name] = _number(name, value)
             profile = LinkProfile(**changes)  # type: ignore[arg-type]  # _number returns each field's type
         except ValueError as problem:
             raise AddressError(f"{address!r}: {problem}") from None
-        below = f"{self._inner.scheme}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
+        below = f"{scheme.removeprefix('emulated+')}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
         return _ParsedAddress(below, mark + query, profile)
 
 
