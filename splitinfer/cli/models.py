@@ -1,6 +1,7 @@
 """`splitinfer models`: lists the weights on this machine, copies weights from other machines, and removes copies."""
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +15,6 @@ from splitinfer.errors import ConfigError
 if TYPE_CHECKING:
     from splitinfer.engine.weights.copying import WeightReader
     from splitinfer.weights.models import ModelStore, StoredModel
-
-from collections.abc import Iterable
 
 models_app = typer.Typer(no_args_is_help=True, help="List, copy and remove weights on this machine.")
 

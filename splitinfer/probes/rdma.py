@@ -12,10 +12,9 @@ from splitinfer.probes.evidence import SeenHere
 from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.parsing import Port
 from splitinfer.system.interfaces import Interface, hardware_ports, parse_ifconfig
-from transports.rdma.probe import LONG_FRAMES, parse_states
+from transports.rdma.probe import ACTIVE, LEAST, LONG_FRAMES, parse_states
 
 NAME = "RDMA over Thunderbolt"
-LEAST_MACOS = (26, 2)
 LEAST_GIGABITS = 80.0  # of a link between two Thunderbolt 5 ports; Thunderbolt 4 makes 40
 _ENABLE = (
     "start this Mac in Recovery, open its Terminal, run `rdma_ctl enable`, restart (not possible over the network)"
@@ -50,7 +49,7 @@ def rdma_findings(seen: SeenHere) -> Iterator[Judged]:
     """Yield what may keep RDMA from working although its requirements are met."""
     found = seen.read("macos", parsing.version)
     is_enabled = seen.read("rdma", parsing.rdma_is_enabled)
-    if is_enabled and found is not None and LEAST_MACOS <= found < LONG_FRAMES:
+    if is_enabled and found is not None and LEAST <= found < LONG_FRAMES:
         text = "RDMA of macOS 26.2 works only with a Mac that has 26.2, too: from 26.3 on its frames are longer"
         yield Outcome.NOTE, text, "update macOS on every Mac to 26.3 or later"
     if not is_enabled:
@@ -106,8 +105,8 @@ def _unknown(seen: SeenHere, name: str, remedy: str = "") -> Judged:
 
 
 def _macos(version: tuple[int, ...]) -> Judged:
-    here, least = ".".join(map(str, version)), ".".join(map(str, LEAST_MACOS))
-    if version >= LEAST_MACOS:
+    here, least = ".".join(map(str, version)), ".".join(map(str, LEAST))
+    if version >= LEAST:
         return _right(f"macOS {here}; RDMA needs {least}")
     return _wrong(f"macOS {here} is too old: RDMA needs {least}", "update macOS on every Mac")
 
@@ -178,7 +177,7 @@ def _active(states: Mapping[str, str], how_to_enable: str) -> Judged:
 
 
 def _active_devices(states: Mapping[str, str]) -> list[str]:
-    return [name for name, state in states.items() if state == "PORT_ACTIVE"]
+    return [name for name, state in states.items() if state == ACTIVE]
 
 
 def _bridge(seen: SeenHere, interfaces: Mapping[str, Interface]) -> Judged:

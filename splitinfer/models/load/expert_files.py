@@ -29,7 +29,8 @@ class _File:
         self._path, self._grows, self._file = path, grows, os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         self._found = self._state()
-        self.begins = {info.name: data_begin(path) + info.begin for info in read_header(path)}
+        begin = data_begin(path)
+        self.begins = {info.name: begin + info.begin for info in read_header(path)}
 
     def _state(self) -> tuple[int, int]:
         found = os.fstat(self._file)
