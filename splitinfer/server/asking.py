@@ -80,7 +80,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
     await until_gone(request, submit_all())
     service.took_one()
     state.answer = answer
-    open_things.enter_context(service.measured(answer))
+    open_things.callback(service.count, answer)
     if answer.is_cancelled:
         answer.abort()
     return answer
