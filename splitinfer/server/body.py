@@ -50,12 +50,7 @@ class Bodies:
         self.held += size
 
 
-async def read_json(
-    request: Request,
-    ask: Callable[[Mapping[str, Any]], T],
-    max_bytes: int = MAX_BYTES,
-    seconds: float = READ_SECONDS,
-) -> T:
+async def read_json(request: Request, ask: Callable[[Mapping[str, Any]], T], max_bytes: int = MAX_BYTES) -> T:
     """Return the result of ``ask`` for the body, a JSON object. ``ask`` must be pure: any thread may call it.
 
     Raises:
@@ -63,7 +58,7 @@ async def read_json(
             if it is compressed, 429 if all bodies under way are too large together.
         ClientDisconnect: the client has gone.
     """
-    raw = await body_of(request, max_bytes, seconds)
+    raw = await body_of(request, max_bytes)
 
     def work() -> T:
         return ask(parsed(raw))
@@ -71,7 +66,7 @@ async def read_json(
     return work() if len(raw) < _SOON_PARSED else await asyncio.to_thread(work)
 
 
-async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> bytes:
+async def body_of(request: Request, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the body. If it was read before, it is ``raw`` in the request's state.
 
     Raises:
@@ -82,10 +77,10 @@ async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float =
     if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("identity", ""):
         raise Problem(415, f"the body must be sent as it is, not with Content-Encoding: {encoding:.40}")
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(READ_SECONDS):
             return await _bounded(request, max_bytes)
     except TimeoutError:
-        raise Problem(408, f"the body did not come within {seconds:g} s") from None
+        raise Problem(408, f"the body did not come within {READ_SECONDS:g} s") from None
 
 
 async def read_request(request: Request, model: type[M], ask: Callable[[M], T]) -> T:
