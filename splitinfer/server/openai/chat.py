@@ -7,7 +7,7 @@ from pydantic import Field
 
 from splitinfer.server.ask import MAX_TOOLS, Ask, AskedChat
 from splitinfer.server.fields import AsGiven, Fields
-from splitinfer.server.openai.forms import TextFormat, form_of
+from splitinfer.server.openai.forms import TextFormat
 from splitinfer.server.openai.generating import (
     Choices,
     ForTemplate,
@@ -77,6 +77,6 @@ class ChatRequest(Conversation, Scored, Streaming):
         chat = self.written(self.messages)
         if not chat.opens_answer and not chat.continues:
             raise unsupported("add_generation_prompt", "the prompt ends where the answer begins or goes on", False)
-        sampling = self.sampling() | self.form(form_of(self.response_format), "response_format") | self.budget()
+        sampling = self.sampling() | self.form(self.response_format, "response_format") | self.budget()
         most, one_call = self.max_completion_tokens or self.max_tokens, not self.parallel_tool_calls
         return (Ask(chat, sampling, most, self.n, one_call, *self.functions()[1:], self.stream),)
