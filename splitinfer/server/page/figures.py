@@ -72,10 +72,6 @@ class StageSeen:
     experts_read: float = 0.0
     experts_waiting: float = 0.0
 
-    @property
-    def idle(self) -> float:
-        return sum(self.gaps.values())
-
     def gap(self, cause: Cause) -> float:
         return self.gaps.get(cause, 0.0)
 
@@ -130,7 +126,7 @@ def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_drain
     useful = new["useful_tokens"] - old["useful_tokens"]
     return PipelineSeen(
         seconds=seconds,
-        stages=_stages(old, new, after.budgets, computed),
+        stages=[_stage(*each, computed) for each in zip(old["stages"], new["stages"], after.budgets, strict=True)],
         links=[_link(old, new, steps, i, seconds) for i in range(1, len(new["stages"]))],
         under_way=min(1.0, (new["active_seconds"] - old["active_seconds"]) / seconds),
         running=new.get("running", 0),
@@ -138,7 +134,11 @@ def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_drain
         max_running=new.get("max_running", 0),
         generated_per_second=(new["generated_tokens"] - old["generated_tokens"]) / seconds,
         computed_per_second=computed / seconds,
-        rows=rows_of(steps),
+        rows=Rows(
+            sum(step.rows.prefill for step in steps),
+            sum(step.rows.decode for step in steps),
+            sum(step.rows.draft for step in steps),
+        ),
         void=max(0.0, 1 - useful / computed) if computed > 0 else 0.0,
         drafter=(new.get("speculation") or {}).get("drafter"),
         acceptance=_acceptance(old, new),
@@ -151,18 +151,6 @@ def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_drain
         is_changing=health.is_changing,
         is_draining=is_draining,
     )
-
-
-def rows_of(steps: Sequence[StepRecord]) -> Rows:
-    return Rows(
-        sum(step.rows.prefill for step in steps),
-        sum(step.rows.decode for step in steps),
-        sum(step.rows.draft for step in steps),
-    )
-
-
-def _stages(old: Stats, new: Stats, budgets: Sequence[int], rows: int) -> list[StageSeen]:
-    return [_stage(*each, rows) for each in zip(old["stages"], new["stages"], budgets, strict=True)]
 
 
 def _stage(was: Stats, now: Stats, budget: int, rows: int) -> StageSeen:
