@@ -34,23 +34,19 @@ class TemplateRequest(Conversation):
 
     refused = TEMPLATE
     model: Any = None
-    messages: Messages | None = None
+    messages: Messages
 
     def chat(self) -> AskedChat:
-        """Return the conversation.
-
-        Raises:
-            Problem: 400, the request lacks it.
-        """
-        if self.messages is None:
-            raise Problem(400, "messages must be given", param="messages")
         return self.written(self.messages)
 
 
-class TokenizeRequest(TemplateRequest):
+class TokenizeRequest(Conversation):
     """A text, or a chat as in ``TemplateRequest``. ``return_token_strs``: also return the text of each token.
     ``add_special_tokens``: add the tokenizer's special tokens to a text; a chat has those in its template."""
 
+    refused = TEMPLATE
+    model: Any = None
+    messages: Messages | None = None
     prompt: str | None = None
     return_token_strs: bool = False
     add_special_tokens: bool | None = None
@@ -61,13 +57,14 @@ class TokenizeRequest(TemplateRequest):
         Raises:
             Problem: 400, fields contradict each other.
         """
-        if (self.prompt is None) == (self.messages is None):
-            raise Problem(400, "give either prompt or messages", param="prompt")
-        if self.prompt is not None:
-            return self.prompt
-        if self.add_special_tokens:
-            raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
-        return self.chat()
+        match self.prompt, self.messages:
+            case str(text), None:
+                return text
+            case None, list(messages) if self.add_special_tokens:
+                raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
+            case None, list(messages):
+                return self.written(messages)
+        raise Problem(400, "give either prompt or messages", param="prompt")
 
 
 class DetokenizeRequest(Fields):
