@@ -68,18 +68,16 @@ class BlocksSource(Fields):
     content: Texts
 
 
-class _Cited(Fields):
+class Document(Fields):
     refused = CITED
-
-
-class Document(_Cited):
     type: Literal["document"]
     title: str | None = None
     context: str | None = None
     source: Annotated[TextSource | BlocksSource, Kinds("type")]
 
 
-class SearchResult(_Cited):
+class SearchResult(Fields):
+    refused = CITED
     type: Literal["search_result"]
     title: str | None = None
     source: str | None = None
@@ -245,12 +243,6 @@ def changed_tools(tools: Sequence[Tool], turns: Sequence[SystemTurn]) -> list[To
     return list(there.values())
 
 
-def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
-    """Return the effort that the last turn with one sets, else ``effort``."""
-    said = [turn.output_config.effort for turn in turns]
-    return next((one for one in reversed(said) if one is not None), effort)
-
-
 # -- requests -----------------------------------------------------------------------------------------
 
 
@@ -385,8 +377,9 @@ class CountRequest(ForTemplate):
     def _options(self) -> dict[str, Any]:
         """Return the template's options about thinking."""
         options = self.template_options()
-        if (effort := last_effort(self._system_turns, self.output_config.effort)) is not None:
-            options["reasoning_effort"] = effort
+        for said in (self, *self._system_turns):  # the last one counts
+            if said.output_config.effort is not None:
+                options["reasoning_effort"] = said.output_config.effort
         if self.thinking is not None:
             options["enable_thinking"] = self.thinking.type != "disabled"
         return options
