@@ -10,7 +10,7 @@ from typing import Any
 
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import Command, help_text, parse
-from splitinfer.chat.conversation import Conversation, fit, from_json, room_for_answer, to_json
+from splitinfer.chat.conversation import Conversation, Turn, fit, from_json, room_for_answer, to_json
 from splitinfer.chat.screens import LineScreen
 from splitinfer.common.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
@@ -197,7 +197,8 @@ class Chat:
             self._screen.say("[stopped]" if output.text else "[stopped before the answer began; this turn is not kept]")
             if not output.text:
                 return
-        self.conversation = self.conversation.with_turn(asked, output.text, output.token_ids, output.reasoning)
+        turn = Turn(asked, output.text, tuple(output.token_ids), output.reasoning)
+        self.conversation = replace(self.conversation, turns=(*self.conversation.turns, turn))
 
     def _retry(self, *, edits: bool = False) -> None:
         """Ask the last question again, or offer it for a change; its answer is dropped."""
