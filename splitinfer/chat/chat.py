@@ -2,6 +2,7 @@
 
 import difflib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import Command, help_text, parse
 from splitinfer.chat.conversation import Conversation, Turn, fit, from_json, room_for_answer, to_json
-from splitinfer.chat.screens import LineScreen
+from splitinfer.chat.screens import LineScreen, Offers, TerminalScreen, history_file
 from splitinfer.common.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
@@ -317,6 +318,21 @@ class Chat:
         self.conversation, self._asked = conversation, ""
         self._held = 0
         self._llm.forget(SESSION)
+
+
+def run_chat(llm: LLM, sampling: ResolvedSampling, offers: Offers) -> int:
+    """Chat in a terminal, or on the lines of a pipe, until the user leaves, and return the exit code. ``offers``: how a
+    screen gets the process's signals.
+
+    A terminal has line editing and a status line. Elsewhere every line of standard input is a turn or a command,
+    answers go to standard output, and the code is 1 if any line could not be carried out.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        chat = Chat(llm, sampling, LineScreen(sys.stdin))
+        return chat.run() or int(chat.has_refused)
+    history = history_file()
+    with TerminalScreen(history, offers) as terminal:
+        return Chat(llm, sampling, terminal, rescues=history and history.parent).run()
 
 
 def _shown(event: StreamEvent) -> list[tuple[str, bool]]:
