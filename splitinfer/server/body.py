@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from splitinfer.common.json_text import is_deeper
 from splitinfer.common.plain_text import whole_characters
 from splitinfer.server.fields import Fields, read
 from splitinfer.server.problem import Problem
@@ -144,7 +145,7 @@ def plain_json(text: str) -> Any:
     if text.count(",") > _MAX_COMMAS:
         raise ValueError(f"may have {_MAX_COMMAS:,} commas")
     found = _parsed(text)
-    if _depth(found) > _MAX_DEPTH:
+    if is_deeper(found, _MAX_DEPTH):
         raise ValueError("is nested too deeply")
     return _repaired(found) if _SURROGATE.search(text) else found
 
@@ -187,18 +188,3 @@ def _finite(word: str) -> float:
     if math.isinf(value):
         raise _NoJson(f"{word:.40} is too large a number")
     return value
-
-
-def _depth(value: Any) -> int:
-    """Return how deeply lists and objects are nested. Stop counting just above the limit."""
-    level, depth = [value], 0
-    while level and depth <= _MAX_DEPTH:
-        below = [one for each in level for one in _inside(each)]
-        level, depth = below, depth + 1
-    return depth
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
