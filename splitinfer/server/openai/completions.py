@@ -129,7 +129,10 @@ class CompletionWriter(ChunkWriter):
     def events(self, piece: Piece) -> bytes:
         if piece.choice in self._offsets and self.asked.most and (text := self.only_text(piece)) is not None:
             return self.text_event(piece.choice, text)
-        return event(self.chunk([self._choice([piece])]))
+        return b"".join(map(event, self.chunks(piece)))
+
+    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
+        return [self.chunk([self._choice([piece])])]
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         by_choice: dict[int, list[Piece]] = {}
