@@ -359,7 +359,7 @@ class CountRequest(ForTemplate):
             raise Problem(400, "messages must have at least one message", param="messages")
         goes_on = messages[-1]["role"] == "assistant"
         told, tools = tuple(merged_systems(messages)), self.functions()[0]
-        return AskedChat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
+        return AskedChat(told, tools, self.template_options(), opens_answer=not goes_on, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:
         """Return the result of ``chosen`` for this request."""
@@ -374,9 +374,8 @@ class CountRequest(ForTemplate):
     def _system_turns(self) -> Sequence[SystemTurn]:
         return [turn for turn in self.messages if isinstance(turn, SystemTurn)]
 
-    def _options(self) -> dict[str, Any]:
-        """Return the template's options about thinking."""
-        options = self.template_options()
+    def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
+        options = super().template_options(verbosity)
         for said in (self, *self._system_turns):  # the last one counts
             if said.output_config.effort is not None:
                 options["reasoning_effort"] = said.output_config.effort
@@ -415,8 +414,6 @@ class MessageRequest(CountRequest, Sampling, AnswerRequest):
             found["stop"] = tuple(filter(None, stops))
         if self.thinking is not None and self.thinking.type == "enabled" and self.thinking.budget_tokens is not None:
             found["thinking_budget"] = self.thinking.budget_tokens
-        if self.thinking is not None and self.thinking.type == "disabled":
-            found["thinking_budget"] = 0
         form = self.output_config.format or self.output_format
         if form is not None:
             found["grammar"] = grammar_of(form.schema_, "output_config.format")
