@@ -205,8 +205,7 @@ class TerminalScreen(LineScreen):
     # -- the prompt --------------------------------------------------------------------------
 
     def _toolbar(self) -> str | None:
-        width = self._prompt.output.get_size().columns
-        return self._hint or formatting.wrap(self._status, width) or "/help lists the commands"
+        return self._hint or formatting.wrap(self._status, self._size()[0]) or "/help lists the commands"
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
