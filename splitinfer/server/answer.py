@@ -134,8 +134,9 @@ class Choice:
         logprobs, self._logprobs = tuple(self._logprobs), []
         if self.is_broken:
             return Piece(self.number, parts, logprobs, "error", _BROKEN, status=500)
-        ended = self._reason(reason) if ends else None
-        return Piece(self.number, parts, logprobs, ended, event.error, event.stop)
+        if ends and self._has_called and reason in (None, "stop"):
+            reason = "tool_calls"
+        return Piece(self.number, parts, logprobs, reason, event.error, event.stop)
 
     def _up_to_end(self, parts: tuple[AnswerPart, ...]) -> tuple[tuple[AnswerPart, ...], bool]:
         """Note the calls among the parts. Return the parts up to the one that ends the choice, and whether a call ends
@@ -148,11 +149,6 @@ class Choice:
         if BrokenCall() in parts:
             parts, self.is_broken = parts[: parts.index(BrokenCall())], True
         return parts, is_cut
-
-    def _reason(self, reason: str | None) -> str:
-        if self._has_called and reason in (None, "stop"):
-            return "tool_calls"
-        return reason or "stop"
 
 
 # -- asking the engine -----------------------------------------------------------------------------
