@@ -14,6 +14,7 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.engine.figures.health import PipelineHealth
+from splitinfer.server.health import state_of
 
 Stats = Mapping[str, Any]
 _LEAST_SHARE = 0.0005  # of time idle; smaller shares are left out
@@ -91,8 +92,7 @@ class PipelineSeen:
 
     under_way: share of the time with at least one request. rows: of the steps seen. void: share of the rows that
     were discarded. acceptance: share of the verified drafts that were right; ``None`` if there was no draft.
-    preemptions: requests that gave up their KV. failure, waits_for, absent, is_changing: as in
-    ``PipelineHealth``.
+    preemptions: requests that gave up their KV.
     """
 
     seconds: float
@@ -111,17 +111,14 @@ class PipelineSeen:
     preemptions: int = 0
     ttft_ms: float | None = None
     itl_ms: float | None = None
-    failure: str | None = None
-    waits_for: str | None = None
-    absent: str | None = None
-    is_changing: bool = False
+    health: PipelineHealth = field(default_factory=lambda: PipelineHealth(()))
     is_draining: bool = False
 
 
 def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_draining: bool = False) -> PipelineSeen:
     """Return the figures between two samples of one cut. ``steps``: all steps in that time."""
     seconds = max(after.at - before.at, 1e-6)
-    old, new, health = before.stats, after.stats, after.health
+    old, new = before.stats, after.stats
     computed = new["computed_tokens"] - old["computed_tokens"]
     useful = new["useful_tokens"] - old["useful_tokens"]
     return PipelineSeen(
@@ -145,10 +142,7 @@ def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_drain
         preemptions=new.get("preemptions", 0) - old.get("preemptions", 0),
         ttft_ms=_milliseconds(new["ttft_seconds"]),
         itl_ms=_milliseconds(new["itl_seconds"]),
-        failure=health.failure,
-        waits_for=health.waits_for,
-        absent=health.absent,
-        is_changing=health.is_changing,
+        health=after.health,
         is_draining=is_draining,
     )
 
@@ -239,17 +233,12 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
 def figures_document(seen_: PipelineSeen) -> dict[str, Any]:
     """Return all figures. The state replaces the fields that it is computed from."""
     found: dict[str, Any] = _rounded(asdict(seen_))
-    for name in ("rows", "preemptions", "is_changing", "is_draining"):
+    for name in ("rows", "preemptions", "health", "is_draining"):
         del found[name]
     for stage in found["stages"]:
         del stage["name"]
-    return {**found, "state": _state(seen_)}
-
-
-def _state(seen_: PipelineSeen) -> str:
-    if seen_.failure is not None:
-        return "failed"
-    return "draining" if seen_.is_draining else "ok" if seen_.waits_for is None else "waiting"
+    said = {name: getattr(seen_.health, name) for name in ("failure", "waits_for", "absent")}
+    return {**found, **said, "state": state_of(seen_.health, is_draining=seen_.is_draining)}
 
 
 def _rounded(value: Any) -> Any:
