@@ -75,6 +75,12 @@ class Document(Fields):
     context: str | None = None
     source: Annotated[TextSource | BlocksSource, Kinds("type")]
 
+    @property
+    def text(self) -> str:
+        source = self.source
+        text = source.data if isinstance(source, TextSource) else text_of(source.content)
+        return _with_heading(self.title, self.context, text)
+
 
 class SearchResult(Fields):
     refused = CITED
@@ -83,12 +89,16 @@ class SearchResult(Fields):
     source: str | None = None
     content: Texts
 
+    @property
+    def text(self) -> str:
+        return _with_heading(self.title, self.source, text_of(self.content))
+
 
 class ToolReference(Fields):
     """A tool named in the result of a call. It becomes text, because the model sees all tools from the start."""
 
     type: Literal["tool_reference"]
-    tool_name: str
+    text: str = Field(alias="tool_name")
 
 
 _WithText = TextBlock | ImageBlock | Document | SearchResult | ToolReference
@@ -183,21 +193,7 @@ class Effort(Fields):
 
 
 def text_of(content: Sequence[_WithText]) -> str:
-    return in_lines(map(block_text, content))
-
-
-def block_text(block: _WithText) -> str:
-    match block:
-        case TextBlock() | ImageBlock():
-            return block.text
-        case ToolReference():
-            return block.tool_name
-        case SearchResult():
-            return _with_heading(block.title, block.source, text_of(block.content))
-        case Document():
-            source = block.source
-            text = source.data if isinstance(source, TextSource) else text_of(source.content)
-            return _with_heading(block.title, block.context, text)
+    return in_lines(block.text for block in content)
 
 
 def _with_heading(title: str | None, more: str | None, text: str) -> str:
@@ -252,9 +248,7 @@ class UserTurn(Fields):
 
     def told(self) -> list[dict[str, Any]]:
         results = [_result(block) for block in self.content if isinstance(block, ToolResult)]
-        texts = [
-            block_text(block) for block in self.content if block is not None and not isinstance(block, ToolResult)
-        ]  # fmt: skip
+        texts = [block.text for block in self.content if block is not None and not isinstance(block, ToolResult)]
         return [*results, *([{"role": "user", "content": in_lines(texts)}] if texts or not results else [])]
 
 
@@ -278,7 +272,7 @@ class AssistantTurn(Fields):
                 case None:
                     pass
                 case said:
-                    text.append(block_text(said))
+                    text.append(said.text)
         made: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
         if thought := "".join(thinking):
             made["reasoning_content"] = thought
@@ -376,9 +370,9 @@ class CountRequest(ForTemplate):
 
     def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
         options = super().template_options(verbosity)
-        for said in (self, *self._system_turns):  # the last one counts
-            if said.output_config.effort is not None:
-                options["reasoning_effort"] = said.output_config.effort
+        for said in (self.output_config, *(turn.output_config for turn in self._system_turns)):  # the last one counts
+            if said.effort is not None:
+                options["reasoning_effort"] = said.effort
         if self.thinking is not None:
             options["enable_thinking"] = self.thinking.type != "disabled"
         return options

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES
@@ -29,11 +29,7 @@ class RefusalPart(Fields):
     """The model sees it as text."""
 
     type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
+    text: str = Field(alias="refusal")
 
 
 class PictureURL(Fields):
@@ -53,11 +49,7 @@ class InputPicturePart(Fields):
     """A picture, of responses."""
 
     type: Literal["input_image"]
-    image_url: str
-
-    @property
-    def text(self) -> str:
-        return marked(self.image_url)
+    text: Annotated[str, AfterValidator(marked)] = Field(alias="image_url")
 
 
 Part = Annotated[TextPart | RefusalPart | PicturePart | InputPicturePart, Kinds("type")]
