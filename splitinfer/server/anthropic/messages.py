@@ -21,7 +21,7 @@ from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
 from splitinfer.server.history import history, taken_by, told
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
-from splitinfer.server.openai.messages import arguments_of, merged_systems
+from splitinfer.server.openai.messages import merged_systems, told_call
 from splitinfer.server.problem import Problem
 from splitinfer.server.refused import CITED, COUNTED, OUTPUT, REFUSED
 
@@ -268,7 +268,7 @@ class AssistantTurn(Fields):
                 case Thinking():
                     thinking.append(block.thinking)
                 case ToolUse():
-                    calls.append(_call(block))
+                    calls.append(told_call(block.id, block.name, block.input))
                 case None:
                     pass
                 case said:
@@ -277,14 +277,6 @@ class AssistantTurn(Fields):
         if thought := "".join(thinking):
             made["reasoning_content"] = thought
         return made | ({"tool_calls": calls} if calls else {})
-
-
-def _call(block: ToolUse) -> dict[str, Any]:
-    return {
-        "id": block.id,
-        "type": "function",
-        "function": {"name": block.name, "arguments": arguments_of(block.input)},
-    }
 
 
 Turn = UserTurn | AssistantTurn | SystemTurn

@@ -70,8 +70,7 @@ class Call(Fields):
     function: CalledFunction
 
     def told(self) -> dict[str, Any]:
-        function = {"name": self.function.name, "arguments": arguments_of(self.function.arguments)}
-        return {"id": self.id, "type": "function", "function": function}
+        return told_call(self.id, self.function.name, self.function.arguments)
 
 
 class _Message(Fields):
@@ -195,7 +194,12 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return [{"role": "system", "content": content}, *messages[first:]]
 
 
-def arguments_of(given: str | dict[str, Any] | None) -> Any:
+def told_call(call_id: str, name: str, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Return a call as templates know it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _arguments(arguments)}}
+
+
+def _arguments(given: str | dict[str, Any] | None) -> Any:
     """Return a call's arguments as an object, if they are an object, null, or valid JSON for one. Otherwise return them
     unchanged, because the model may have written them."""
     if isinstance(given, dict):

@@ -27,7 +27,7 @@ from splitinfer.server.fields import Fields, Kinds, ListOf, Name, wrong
 from splitinfer.server.history import history, sentence, told
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat
 from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
-from splitinfer.server.openai.messages import TAKEN, Content, arguments_of, content_text, merged_systems
+from splitinfer.server.openai.messages import TAKEN, Content, content_text, merged_systems, told_call
 from splitinfer.server.refused import COUNTED, REFUSED
 from splitinfer.server.stream import json_line
 
@@ -114,28 +114,21 @@ class _CallItem(Fields):
     call_id: str
     name: str
     namespace: str | None = None
+    arguments: str | dict[str, Any]
 
-    def _told(self, arguments: Any) -> dict[str, Any]:
-        function = {"name": told_name(self.name, self.namespace), "arguments": arguments}
-        return {"id": self.call_id, "type": "function", "function": function}
+    def told(self) -> dict[str, Any]:
+        return told_call(self.call_id, told_name(self.name, self.namespace), self.arguments)
 
 
 class FunctionCallItem(_CallItem):
     type: Literal["function_call"]
-    arguments: str | dict[str, Any]
-
-    def told(self) -> dict[str, Any]:
-        return self._told(arguments_of(self.arguments))
 
 
 class CustomCallItem(_CallItem):
     """A call with text. The model sees an object, because templates know no other arguments."""
 
     type: Literal["custom_tool_call"]
-    input: str
-
-    def told(self) -> dict[str, Any]:
-        return self._told({"input": self.input})
+    arguments: Annotated[str, AfterValidator(lambda text: {"input": text})] = Field(alias="input")
 
 
 class OutputItem(Fields):
