@@ -344,7 +344,7 @@ class CountRequest(ForTemplate):
         if all(message["role"] == "system" for message in messages):
             raise Problem(400, "messages must have at least one message", param="messages")
         goes_on = messages[-1]["role"] == "assistant"
-        told, tools = tuple(merged_systems(messages)), self.functions()[0]
+        told, tools = merged_systems(messages), self.functions()[0]
         return AskedChat(told, tools, self.template_options(), opens_answer=not goes_on, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:

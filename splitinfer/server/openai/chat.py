@@ -19,7 +19,7 @@ from splitinfer.server.openai.generating import (
     Word,
     chosen,
 )
-from splitinfer.server.openai.messages import Answered, Messages, Outcome, Said, template_messages
+from splitinfer.server.openai.messages import Answered, Messages, Outcome, Said, merged_systems, with_ids
 from splitinfer.server.problem import invalid, unsupported
 
 
@@ -57,7 +57,8 @@ class Conversation(ForTemplate):
         goes_on, opens = self.continue_final_message, self.add_generation_prompt
         if goes_on and opens:
             raise invalid("continue_final_message", "continue_final_message needs add_generation_prompt to be false")
-        told, opens = template_messages(messages), not goes_on if opens is None else opens
+        told = merged_systems(with_ids(message.told() for message in messages))
+        opens = not goes_on if opens is None else opens
         return AskedChat(told, self.functions()[0], self.template_options(), opens, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:

@@ -162,10 +162,6 @@ Messages = Annotated[
 ]
 
 
-def template_messages(given: Sequence[Said | Answered | Outcome]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(merged_systems(with_ids(message.told() for message in given)))
-
-
 def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with an id for each call and each result. A result without an id belongs to the oldest call
     that has no result yet, among the calls of the function that it names, if it names one."""
@@ -185,13 +181,13 @@ def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def merged_systems(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Return the messages with all system messages at the beginning merged into one."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if first < 2:
-        return list(messages)
+        return tuple(messages)
     content = "\n\n".join(message["content"] for message in messages[:first])
-    return [{"role": "system", "content": content}, *messages[first:]]
+    return {"role": "system", "content": content}, *messages[first:]
 
 
 def told_call(call_id: str, name: str, arguments: str | dict[str, Any] | None) -> dict[str, Any]:

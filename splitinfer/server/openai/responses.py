@@ -182,7 +182,7 @@ def conversation(instructions: str | None, items: Sequence[Item | None]) -> tupl
     for item in items:
         if item is not None:
             _add(made, _told(item))
-    return tuple(merged_systems(made))
+    return merged_systems(made)
 
 
 def _told(item: Item) -> dict[str, Any]:
