@@ -5,7 +5,6 @@ shape of `/apply-template` llama.cpp's server ("POST /apply-template").
 """
 
 import asyncio
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -150,8 +149,8 @@ def _text_routes(service: Service) -> list[ApiRoute]:
             sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
             raise Problem(400, sentence, param="tokens")
         with service.admitted(key):
-            whole = partial(llm.tokenizer.decode, tokens, shows_special=True)
-            return JSONResponse({"prompt": await asyncio.to_thread(whole)})
+            text = await asyncio.to_thread(llm.tokenizer.decode, tokens, shows_special=True)
+            return JSONResponse({"prompt": text})
 
     async def apply_template(request: Request) -> Response:
         key = service.caller(request)
