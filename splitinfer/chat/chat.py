@@ -73,7 +73,6 @@ class Chat:
 
     def run(self) -> int:
         """Take inputs until they end, /quit, or the loss of the pipeline; return the exit code."""
-        self._screen.greet(formatting.greeting(self._llm.layout, self._llm.context_length))
         try:
             while (text := self._screen.read(self._draft)) is not None:
                 self._draft = ""
@@ -324,14 +323,15 @@ def run_chat(llm: LLM, sampling: ResolvedSampling, offers: Offers) -> int:
     """Chat in a terminal, or on the lines of a pipe, until the user leaves, and return the exit code. ``offers``: how a
     screen gets the process's signals.
 
-    A terminal has line editing and a status line. Elsewhere every line of standard input is a turn or a command,
-    answers go to standard output, and the code is 1 if any line could not be carried out.
+    A terminal has a greeting, line editing and a status line. Elsewhere every line of standard input is a turn or a
+    command, answers go to standard output, and the code is 1 if any line could not be carried out.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         chat = Chat(llm, sampling, LineScreen(sys.stdin))
         return chat.run() or int(chat.has_refused)
     history = history_file()
     with TerminalScreen(history, offers) as terminal:
+        terminal.say(formatting.greeting(llm.layout, llm.context_length))
         return Chat(llm, sampling, terminal, rescues=history and history.parent).run()
 
 

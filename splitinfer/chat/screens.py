@@ -90,9 +90,6 @@ class LineScreen:
     def set_status(self, phrases: list[str]) -> None:
         """Set the figures of the last answer. A pipe has no status line."""
 
-    def greet(self, text: str) -> None:
-        """Show the greeting, once, before the first input. A pipe has none."""
-
 
 class _Inputs(Completer):
     """Completes commands, the names of settings after /set, and paths after the commands that take a file."""
@@ -198,9 +195,6 @@ class TerminalScreen(LineScreen):
 
     def set_status(self, phrases: list[str]) -> None:
         self._status = phrases
-
-    def greet(self, text: str) -> None:
-        self.say(text)
 
     # -- the prompt --------------------------------------------------------------------------
 

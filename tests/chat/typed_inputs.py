@@ -47,6 +47,3 @@ class Script:
 
     def set_status(self, phrases: list[str]) -> None:
         pass
-
-    def greet(self, text: str) -> None:
-        pass
