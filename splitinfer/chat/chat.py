@@ -15,7 +15,6 @@ from splitinfer.chat.conversation import Conversation, Turn, fit, from_json, roo
 from splitinfer.chat.screens import LineScreen, Offers, TerminalScreen, history_file
 from splitinfer.common.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
-from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.loop.requests import RequestOutput, StreamEvent
 from splitinfer.errors import ContextExceeded, RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
@@ -35,12 +34,9 @@ class Chat:
     """One conversation. ``has_refused``: some input could not be carried out. ``rescues``: the folder for
     it if the pipeline is lost."""
 
-    def __init__(
-        self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: LineScreen, rescues: Path | None = None
-    ) -> None:
+    def __init__(self, llm: LLM, sampling: ResolvedSampling, screen: LineScreen, rescues: Path | None = None) -> None:
         self.conversation = Conversation()
-        self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
-        self._usual = self.sampling
+        self.sampling = self._usual = sampling
         self.has_refused = False
         self._llm, self._screen, self._rescues = llm, screen, rescues
         self._reasoning = ""  # as it was set; empty: as the model does
@@ -65,11 +61,6 @@ class Chat:
             "image": self._image,
             "read": self._read,
         }
-
-    @property
-    def params(self) -> SamplingParams:
-        """The parameters of the next answer."""
-        return self.sampling.params
 
     def run(self) -> int:
         """Take inputs until they end, /quit, or the loss of the pipeline; return the exit code."""
@@ -160,12 +151,12 @@ class Chat:
                     self._screen.wait(formatting.progress(reading))
 
     def _ask(self, asked: str) -> Request:
-        context = self._llm.context_length
-        room = room_for_answer(self.params.max_tokens, context)
+        context, params = self._llm.context_length, self.sampling.params
+        room = room_for_answer(params.max_tokens, context)
         num_dropped, tokens = fit(self.conversation, asked, self._encode, context=context, room=room)
         conversation = self.conversation.without_oldest(num_dropped)
         seen = self._seen(conversation.messages(asked))
-        params = self.params if self._reasoning != "off" else replace(self.params, thinking_budget=0)
+        params = params if self._reasoning != "off" else replace(params, thinking_budget=0)
         request = self._llm.submit(tokens if seen is None else seen, params, session=SESSION)
         if num_dropped:
             self.conversation = conversation
@@ -223,7 +214,8 @@ class Chat:
     def _temp(self, value: str) -> None:
         if value and not self._change("temperature", value):
             return
-        self._screen.say(f"the temperature is {self.params.temperature:g} ({self.sampling.origins['temperature']})")
+        now = self.sampling
+        self._screen.say(f"the temperature is {now.params.temperature:g} ({now.origins['temperature']})")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
