@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return 0
 
     monkeypatch.setattr("splitinfer.cli.answer.answer", answer)
-    monkeypatch.setattr("splitinfer.chat.repl.run_chat", run_chat)
+    monkeypatch.setattr("splitinfer.chat.chat.run_chat", run_chat)
     monkeypatch.setattr(command, "open_llm", lambda *_, **__: MadeUpLLM())
     return found
 

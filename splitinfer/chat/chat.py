@@ -2,6 +2,7 @@
 
 import difflib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +11,10 @@ from typing import Any
 
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import Command, help_text, parse
-from splitinfer.chat.conversation import Conversation, fit, from_json, room_for_answer, to_json
-from splitinfer.chat.screens import LineScreen
+from splitinfer.chat.conversation import Conversation, Turn, fit, from_json, room_for_answer, to_json
+from splitinfer.chat.screens import LineScreen, Offers, TerminalScreen, history_file
 from splitinfer.common.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
-from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.loop.requests import RequestOutput, StreamEvent
 from splitinfer.errors import ContextExceeded, RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
@@ -34,12 +34,9 @@ class Chat:
     """One conversation. ``has_refused``: some input could not be carried out. ``rescues``: the folder for
     it if the pipeline is lost."""
 
-    def __init__(
-        self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: LineScreen, rescues: Path | None = None
-    ) -> None:
+    def __init__(self, llm: LLM, sampling: ResolvedSampling, screen: LineScreen, rescues: Path | None = None) -> None:
         self.conversation = Conversation()
-        self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
-        self._usual = self.sampling
+        self.sampling = self._usual = sampling
         self.has_refused = False
         self._llm, self._screen, self._rescues = llm, screen, rescues
         self._reasoning = ""  # as it was set; empty: as the model does
@@ -65,14 +62,8 @@ class Chat:
             "read": self._read,
         }
 
-    @property
-    def params(self) -> SamplingParams:
-        """The parameters of the next answer."""
-        return self.sampling.params
-
     def run(self) -> int:
         """Take inputs until they end, /quit, or the loss of the pipeline; return the exit code."""
-        self._screen.greet(formatting.greeting(self._llm.layout, self._llm.context_length))
         try:
             while (text := self._screen.read(self._draft)) is not None:
                 self._draft = ""
@@ -160,12 +151,12 @@ class Chat:
                     self._screen.wait(formatting.progress(reading))
 
     def _ask(self, asked: str) -> Request:
-        context = self._llm.context_length
-        room = room_for_answer(self.params.max_tokens, context)
+        context, params = self._llm.context_length, self.sampling.params
+        room = room_for_answer(params.max_tokens, context)
         num_dropped, tokens = fit(self.conversation, asked, self._encode, context=context, room=room)
         conversation = self.conversation.without_oldest(num_dropped)
         seen = self._seen(conversation.messages(asked))
-        params = self.params if self._reasoning != "off" else replace(self.params, thinking_budget=0)
+        params = params if self._reasoning != "off" else replace(params, thinking_budget=0)
         request = self._llm.submit(tokens if seen is None else seen, params, session=SESSION)
         if num_dropped:
             self.conversation = conversation
@@ -197,7 +188,8 @@ class Chat:
             self._screen.say("[stopped]" if output.text else "[stopped before the answer began; this turn is not kept]")
             if not output.text:
                 return
-        self.conversation = self.conversation.with_turn(asked, output.text, output.token_ids, output.reasoning)
+        turn = Turn(asked, output.text, tuple(output.token_ids), output.reasoning)
+        self.conversation = replace(self.conversation, turns=(*self.conversation.turns, turn))
 
     def _retry(self, *, edits: bool = False) -> None:
         """Ask the last question again, or offer it for a change; its answer is dropped."""
@@ -222,7 +214,8 @@ class Chat:
     def _temp(self, value: str) -> None:
         if value and not self._change("temperature", value):
             return
-        self._screen.say(f"the temperature is {self.params.temperature:g} ({self.sampling.origins['temperature']})")
+        now = self.sampling
+        self._screen.say(f"the temperature is {now.params.temperature:g} ({now.origins['temperature']})")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -316,6 +309,22 @@ class Chat:
         self.conversation, self._asked = conversation, ""
         self._held = 0
         self._llm.forget(SESSION)
+
+
+def run_chat(llm: LLM, sampling: ResolvedSampling, offers: Offers) -> int:
+    """Chat in a terminal, or on the lines of a pipe, until the user leaves, and return the exit code. ``offers``: how a
+    screen gets the process's signals.
+
+    A terminal has a greeting, line editing and a status line. Elsewhere every line of standard input is a turn or a
+    command, answers go to standard output, and the code is 1 if any line could not be carried out.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        chat = Chat(llm, sampling, LineScreen(sys.stdin))
+        return chat.run() or int(chat.has_refused)
+    history = history_file()
+    with TerminalScreen(history, offers) as terminal:
+        terminal.say(formatting.greeting(llm.layout, llm.context_length))
+        return Chat(llm, sampling, terminal, rescues=history and history.parent).run()
 
 
 def _shown(event: StreamEvent) -> list[tuple[str, bool]]:

@@ -47,10 +47,6 @@ class Conversation:
             messages.append(_message("user", asked))
         return messages
 
-    def with_turn(self, user: str, assistant: str, token_ids: Sequence[int] = (), reasoning: str = "") -> Self:
-        """Return this conversation with one more turn."""
-        return replace(self, turns=(*self.turns, Turn(user, assistant, tuple(token_ids), reasoning)))
-
     def without_oldest(self, count: int) -> Self:
         """Return this conversation without its first ``count`` turns."""
         return replace(self, turns=self.turns[count:])

@@ -88,10 +88,9 @@ def stats_table(layout: Layout, stats: Stats, width: int | None = None) -> str:
     """Return the text that /stats shows, in ``width`` cells; ``None``: however many it takes."""
     rows = list[tuple[str, ...]]()
     for spec, stage in zip(layout.stages, stats["stages"], strict=True):
-        device, weights = stage.get("device", ""), stage.get("weight_bytes")
         rows.append(
             (
-                *(spec.name, layers(spec), device, "" if weights is None else size(weights)),
+                *(spec.name, layers(spec), stage.get("device", ""), _size(stage.get("weight_bytes"))),
                 *(percent(stage["busy_percent"] / 100), f"{stage['steps']:,}", size(stage["bytes_sent"])),
             )
         )

@@ -90,9 +90,6 @@ class LineScreen:
     def set_status(self, phrases: list[str]) -> None:
         """Set the figures of the last answer. A pipe has no status line."""
 
-    def greet(self, text: str) -> None:
-        """Show the greeting, once, before the first input. A pipe has none."""
-
 
 class _Inputs(Completer):
     """Completes commands, the names of settings after /set, and paths after the commands that take a file."""
@@ -199,14 +196,10 @@ class TerminalScreen(LineScreen):
     def set_status(self, phrases: list[str]) -> None:
         self._status = phrases
 
-    def greet(self, text: str) -> None:
-        self.say(text)
-
     # -- the prompt --------------------------------------------------------------------------
 
     def _toolbar(self) -> str | None:
-        width = self._prompt.output.get_size().columns
-        return self._hint or formatting.wrap(self._status, width) or "/help lists the commands"
+        return self._hint or formatting.wrap(self._status, self._size()[0]) or "/help lists the commands"
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()

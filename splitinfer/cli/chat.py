@@ -58,7 +58,7 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
         if llm.layout.model == "demo" and options.max_tokens == ANSWER_TOKENS:
             choice = replace(choice, base=replace(choice.base, max_tokens=DEMO_TOKENS))
         if text is None:
-            from splitinfer.chat.repl import run_chat
+            from splitinfer.chat.chat import run_chat
 
             return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
         from splitinfer.cli.answer import answer

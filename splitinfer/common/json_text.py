@@ -1,4 +1,4 @@
-"""Writes JSON for other programs. All that is printed, stored or sent uses this writer.
+"""Writes JSON for other programs. All that is printed, stored or sent uses this writer. Also bounds JSON of others.
 
 Python's own writer emits NaN and Infinity, which JSON does not have and most parsers refuse.
 """
@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
+
+_NESTING = (dict, list, tuple)
 
 
 def dumps(value: Any, *, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
@@ -25,6 +27,16 @@ def dumps(value: Any, *, indent: int | None = None, separators: tuple[str, str] 
 @cache
 def _encoder(indent: int | None, separators: tuple[str, str] | None) -> json.JSONEncoder:
     return json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """Return whether a value is nested more than ``most`` levels deep, too deeply for programs that recurse through
+    it."""
+    level, depth = [value], 0
+    while level and depth <= most:
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, _NESTING))
+        level, depth = [each for below in inside for each in below], depth + 1
+    return depth > most
 
 
 def _finite(value: Any) -> Any:

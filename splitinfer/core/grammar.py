@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from splitinfer.common.json_text import is_deeper
+
 MAX_GRAMMAR = 1 << 18  # characters of a grammar's text
 MAX_CHOICES = 4096
 GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)  # the beginning of a rule; Lark has ":" instead of "::="
@@ -58,7 +60,7 @@ class Grammar:
         schema = _read(schema)
         if not isinstance(schema, Mapping | bool):
             raise ValueError(f"a JSON schema must be an object, not {schema!r:.40}")
-        if _is_deep(schema):
+        if is_deeper(schema, _MAX_NESTED):
             raise ValueError(f"a JSON schema may have {_MAX_NESTED} objects and lists in each other")
         try:
             text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
@@ -123,19 +125,6 @@ def _closed(schema: Any) -> Any:
     found = {name: _closed(one) for name, one in schema.items()}
     is_object = found.get("type") == "object" and isinstance(found.get("properties"), Mapping)
     return {"additionalProperties": False, **found} if is_object else found
-
-
-def _is_deep(value: Any) -> bool:
-    """Return whether a schema is nested too deeply for programs that recurse through it."""
-    level, depth = [value], 0
-    while level and depth <= _MAX_NESTED:
-        below = [list(one.values()) if isinstance(one, Mapping) else one for one in level if _holds(one)]
-        level, depth = [each for inside in below for each in inside], depth + 1
-    return depth > _MAX_NESTED
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple)
 
 
 Text = tuple[int, ...]

@@ -96,11 +96,6 @@ class ResolvedSampling:
     params: SamplingParams
     origins: Mapping[str, Origin]
 
-    @classmethod
-    def of(cls, params: SamplingParams) -> "ResolvedSampling":
-        """Return ``params`` with all values counted as defaults."""
-        return cls(params, dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT))
-
     def with_value(self, name: str, text: str) -> "ResolvedSampling":
         """Return the same parameters with one value set in the chat. ``text``: the value as the user typed it. Raise
         ValueError if it is not a number, or is out of range."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from splitinfer.core.sampling_params import MAX_BIAS, MAX_BIASED
@@ -22,7 +23,6 @@ from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import Reader
 from splitinfer.server.stream import COMMENT_PING, EVENTS, PING_EVERY
 from splitinfer.text.answer import AnswerParser, AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart
-from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
 
 
@@ -134,8 +134,9 @@ class Choice:
         logprobs, self._logprobs = tuple(self._logprobs), []
         if self.is_broken:
             return Piece(self.number, parts, logprobs, "error", _BROKEN, status=500)
-        ended = self._reason(reason) if ends else None
-        return Piece(self.number, parts, logprobs, ended, event.error, event.stop)
+        if ends and self._has_called and reason in (None, "stop"):
+            reason = "tool_calls"
+        return Piece(self.number, parts, logprobs, reason, event.error, event.stop)
 
     def _up_to_end(self, parts: tuple[AnswerPart, ...]) -> tuple[tuple[AnswerPart, ...], bool]:
         """Note the calls among the parts. Return the parts up to the one that ends the choice, and whether a call ends
@@ -148,11 +149,6 @@ class Choice:
         if BrokenCall() in parts:
             parts, self.is_broken = parts[: parts.index(BrokenCall())], True
         return parts, is_cut
-
-    def _reason(self, reason: str | None) -> str:
-        if self._has_called and reason in (None, "stop"):
-            return "tool_calls"
-        return reason or "stop"
 
 
 # -- asking the engine -----------------------------------------------------------------------------
@@ -318,7 +314,7 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
         Problem: a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    llm, known = reader.llm, reader.known
+    llm = reader.llm
     seen, prompt, text = await reader.read(ask.prompt, size)
     room = llm.context_length - len(seen.tokens)
     has_form = ask.sampling.get("grammar") is not None and not ask.must_call
@@ -343,18 +339,14 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
         )
         choice = Choice(len(answer.choices), request, ask.one_call, ends=request.end_tokens)
         if text is not None:
-            choice.tell = _teller(llm, known, text, prompt)
+            choice.tell = partial(_tell, reader, text, prompt)
         answer.choices.append(choice)
 
 
-def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
-    """Return what makes an answer known, without its end token: templates write one of their own, or none."""
-    ends = llm.tokenizer.eos_token_ids if llm.has_tokenizer else frozenset()
-
-    def tell(answer: list[int]) -> None:
-        known.answered(text, prompt, answer[:-1] if answer and answer[-1] in ends else list(answer))
-
-    return tell
+def _tell(reader: Reader, text: str, prompt: list[int], answer: list[int]) -> None:
+    """Make an answer known, without its end token: templates write one of their own, or none."""
+    ends = reader.llm.tokenizer.eos_token_ids
+    reader.known.answered(text, prompt, answer[:-1] if answer and answer[-1] in ends else list(answer))
 
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | None:

@@ -108,7 +108,7 @@ class Ask:
         """
         most = room if self.max_tokens is None else min(self.max_tokens, room)
         values = {**in_force(defaults), **self.sampling, "max_tokens": max(1, most)}
-        if (seed := values.get("seed")) is not None and isinstance(seed, int):
+        if isinstance(seed := values.get("seed"), int):
             values["seed"] = (seed + choice) % 2**64
         try:
             return SamplingParams(**values)

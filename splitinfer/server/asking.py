@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing
-from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -65,9 +64,8 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
         SplitinferError: as ``LLM.submit``, a full queue included.
     """
     handling, state = handling_of(request), request.state
-    if service.logs_prompts:
-        marked = partial(with_marks, service.llm)  # pictures are megabytes, so this takes long
-        prompts = [(await asyncio.to_thread(marked, ask.prompt))[0] for ask in asks]
+    if service.logs_prompts:  # pictures are megabytes, so this takes long
+        prompts = [(await asyncio.to_thread(with_marks, service.llm, ask.prompt))[0] for ask in asks]
         log.info("request %s asks %r", state.request_id, prompts)
     open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
     answer = Answer(asks[0].num_choices, lambda: service.llm.health().failure)
@@ -80,7 +78,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
     await until_gone(request, submit_all())
     service.took_one()
     state.answer = answer
-    open_things.enter_context(service.measured(answer))
+    open_things.callback(service.count, answer)
     if answer.is_cancelled:
         answer.abort()
     return answer

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from splitinfer.common.json_text import is_deeper
 from splitinfer.common.plain_text import whole_characters
 from splitinfer.server.fields import Fields, read
 from splitinfer.server.problem import Problem
@@ -50,12 +51,7 @@ class Bodies:
         self.held += size
 
 
-async def read_json(
-    request: Request,
-    ask: Callable[[Mapping[str, Any]], T],
-    max_bytes: int = MAX_BYTES,
-    seconds: float = READ_SECONDS,
-) -> T:
+async def read_json(request: Request, ask: Callable[[Mapping[str, Any]], T], max_bytes: int = MAX_BYTES) -> T:
     """Return the result of ``ask`` for the body, a JSON object. ``ask`` must be pure: any thread may call it.
 
     Raises:
@@ -63,7 +59,7 @@ async def read_json(
             if it is compressed, 429 if all bodies under way are too large together.
         ClientDisconnect: the client has gone.
     """
-    raw = await body_of(request, max_bytes, seconds)
+    raw = await body_of(request, max_bytes)
 
     def work() -> T:
         return ask(parsed(raw))
@@ -71,7 +67,7 @@ async def read_json(
     return work() if len(raw) < _SOON_PARSED else await asyncio.to_thread(work)
 
 
-async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> bytes:
+async def body_of(request: Request, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the body. If it was read before, it is ``raw`` in the request's state.
 
     Raises:
@@ -82,10 +78,10 @@ async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float =
     if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("identity", ""):
         raise Problem(415, f"the body must be sent as it is, not with Content-Encoding: {encoding:.40}")
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(READ_SECONDS):
             return await _bounded(request, max_bytes)
     except TimeoutError:
-        raise Problem(408, f"the body did not come within {seconds:g} s") from None
+        raise Problem(408, f"the body did not come within {READ_SECONDS:g} s") from None
 
 
 async def read_request(request: Request, model: type[M], ask: Callable[[M], T]) -> T:
@@ -149,7 +145,7 @@ def plain_json(text: str) -> Any:
     if text.count(",") > _MAX_COMMAS:
         raise ValueError(f"may have {_MAX_COMMAS:,} commas")
     found = _parsed(text)
-    if _depth(found) > _MAX_DEPTH:
+    if is_deeper(found, _MAX_DEPTH):
         raise ValueError("is nested too deeply")
     return _repaired(found) if _SURROGATE.search(text) else found
 
@@ -192,18 +188,3 @@ def _finite(word: str) -> float:
     if math.isinf(value):
         raise _NoJson(f"{word:.40} is too large a number")
     return value
-
-
-def _depth(value: Any) -> int:
-    """Return how deeply lists and objects are nested. Stop counting just above the limit."""
-    level, depth = [value], 0
-    while level and depth <= _MAX_DEPTH:
-        below = [one for each in level for one in _inside(each)]
-        level, depth = below, depth + 1
-    return depth
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []

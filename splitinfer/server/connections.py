@@ -48,11 +48,11 @@ class Connections:
         still = {}
         for connection in self.open:
             what, unsent = _waits_for(connection)
-            before = self._still.get(connection)
-            if before is None:
+            if connection not in self._still:
                 _bound_what_the_system_keeps(connection)
-            has_moved = before is None or before[0] != what or unsent < before[1]
-            since = now if has_moved or before is None else before[2]
+            awaited, more, since = self._still.get(connection, (what, unsent, now))
+            if awaited != what or unsent < more:  # it has moved
+                since = now
             still[connection] = what, unsent, since
             if now - since >= bounds.get(what, math.inf):
                 connection.transport.abort()

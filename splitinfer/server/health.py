@@ -10,6 +10,13 @@ from splitinfer.engine.figures.health import PipelineHealth
 from splitinfer.server.problem import Problem
 
 
+def state_of(health: PipelineHealth, *, is_draining: bool) -> str:
+    """Return the state of a server in a word."""
+    if health.failure is not None:
+        return "failed"
+    return "draining" if is_draining else "ok" if health.can_answer else "waiting"
+
+
 def health_document(health: PipelineHealth, num_running: int, *, is_draining: bool) -> tuple[int, dict[str, Any]]:
     """Return the status of HTTP and the document: 200 while requests are answered, else 503 with the reason."""
     reason = health.failure
@@ -17,12 +24,11 @@ def health_document(health: PipelineHealth, num_running: int, *, is_draining: bo
         reason = "the server was told to end, and takes no new request"
     if reason is None and health.waits_for is not None:
         reason = f"requests wait for {health.waits_for}"
-    word = "failed" if health.failure else "draining" if is_draining else "ok" if health.can_answer else "waiting"
     stages = [
         {"name": stage.name, "layers": [stage.start, stage.end], "state": str(stage.state)} for stage in health.stages
     ]
-    document = {"status": word, "running": num_running, "stages": stages, "waits_for": health.waits_for}
-    document["absent"] = health.absent
+    document = {"status": state_of(health, is_draining=is_draining), "running": num_running, "stages": stages}
+    document |= {"waits_for": health.waits_for, "absent": health.absent}
     return (200, document) if reason is None else (503, {**document, "reason": reason})
 
 

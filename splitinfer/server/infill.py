@@ -38,7 +38,7 @@ class InfillRequest(Generating):
     def asks(self) -> tuple[Ask]:
         files = tuple((one.filename, one.text) for one in self.input_extra)
         gap = Gap(self.input_prefix, self.input_suffix, self.prompt, files)
-        return (Ask(gap, self.sampling() | self.form({}, "grammar"), self.n_predict),)
+        return (Ask(gap, self.sampling() | self.form(None, "grammar"), self.n_predict),)
 
 
 @dataclass(frozen=True, slots=True)

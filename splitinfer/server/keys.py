@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
+import math
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -237,7 +238,7 @@ def _sentence(error: ValidationError) -> str:
 @dataclasses.dataclass(slots=True)
 class _Account:
     running: int = 0
-    tokens: float | None = None  # requests that may be made at once; None before the first
+    tokens: float = math.inf  # requests that may be made at once, before the key's own limit; all at first
     at: float = 0.0  # seconds, when ``tokens`` was right
 
 
@@ -266,15 +267,13 @@ class Rates:
 
     def give_back(self, key: ApiKey) -> None:
         """Give back a request that began but is not carried out, so that it does not count."""
-        account = self._accounts[key.name]
-        if account.tokens is not None:
-            account.tokens += 1.0
+        self._accounts[key.name].tokens += 1.0
 
     def _take_token(self, account: _Account, key: ApiKey, now: float) -> None:
         if key.requests_per_minute is None:
             return
         each, most = 60.0 / key.requests_per_minute, max(1.0, key.requests_per_minute)
-        held = most if account.tokens is None else min(most, account.tokens + (now - account.at) / each)
+        held = min(most, account.tokens + (now - account.at) / each)
         account.tokens, account.at = held, now
         wait = (1.0 - held) * each
         if wait > 0:

@@ -5,7 +5,6 @@ shape of `/apply-template` llama.cpp's server ("POST /apply-template").
 """
 
 import asyncio
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -34,23 +33,19 @@ class TemplateRequest(Conversation):
 
     refused = TEMPLATE
     model: Any = None
-    messages: Messages | None = None
+    messages: Messages
 
     def chat(self) -> AskedChat:
-        """Return the conversation.
-
-        Raises:
-            Problem: 400, the request lacks it.
-        """
-        if self.messages is None:
-            raise Problem(400, "messages must be given", param="messages")
         return self.written(self.messages)
 
 
-class TokenizeRequest(TemplateRequest):
+class TokenizeRequest(Conversation):
     """A text, or a chat as in ``TemplateRequest``. ``return_token_strs``: also return the text of each token.
     ``add_special_tokens``: add the tokenizer's special tokens to a text; a chat has those in its template."""
 
+    refused = TEMPLATE
+    model: Any = None
+    messages: Messages | None = None
     prompt: str | None = None
     return_token_strs: bool = False
     add_special_tokens: bool | None = None
@@ -61,13 +56,14 @@ class TokenizeRequest(TemplateRequest):
         Raises:
             Problem: 400, fields contradict each other.
         """
-        if (self.prompt is None) == (self.messages is None):
-            raise Problem(400, "give either prompt or messages", param="prompt")
-        if self.prompt is not None:
-            return self.prompt
-        if self.add_special_tokens:
-            raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
-        return self.chat()
+        match self.prompt, self.messages:
+            case str(text), None:
+                return text
+            case None, list(messages) if self.add_special_tokens:
+                raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
+            case None, list(messages):
+                return self.written(messages)
+        raise Problem(400, "give either prompt or messages", param="prompt")
 
 
 class DetokenizeRequest(Fields):
@@ -153,8 +149,8 @@ def _text_routes(service: Service) -> list[ApiRoute]:
             sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
             raise Problem(400, sentence, param="tokens")
         with service.admitted(key):
-            whole = partial(llm.tokenizer.decode, tokens, shows_special=True)
-            return JSONResponse({"prompt": await asyncio.to_thread(whole)})
+            text = await asyncio.to_thread(llm.tokenizer.decode, tokens, shows_special=True)
+            return JSONResponse({"prompt": text})
 
     async def apply_template(request: Request) -> Response:
         key = service.caller(request)

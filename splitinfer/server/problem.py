@@ -21,8 +21,8 @@ _OTHER = "invalid_request_error"
 _NOT_NOW = "the server cannot carry this out now; its log says why"
 _MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
 AGAIN = 5.0
-_ENDING = 10.0  # seconds until another server may replace it
 """Seconds after which a pipeline that ends or has failed may be there again, started by whatever keeps it running."""
+_ENDING = 10.0  # seconds until another server may replace it
 
 
 @dataclass(eq=False)  # not frozen: Python sets an exception's traceback

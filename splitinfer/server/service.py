@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -17,15 +16,12 @@ from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
 from splitinfer.server.ask import in_force
-from splitinfer.server.fields import Fields
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import Offer
 from splitinfer.server.keys import ApiKey, Rates, Scope
 from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem, ending
 from splitinfer.server.reading import Reader
-
-M = TypeVar("M", bound=Fields)
 
 _COUNTING = 64  # further requests, which only count tokens or are being tokenized
 _LEAST_TIMES = 16  # different times, for clients that are turned away
@@ -148,14 +144,10 @@ class Service:
                 self._answers.pop((key.name, request_id), None)
             answer.abort()  # does nothing to one that has ended
 
-    @contextmanager
-    def measured(self, answer: Answer) -> Iterator[None]:
-        """Count an answer when it is over."""
-        try:
-            yield
-        finally:
-            for numbers in answer.tokens_by_prompt:
-                self.meters.answered(numbers)
+    def count(self, answer: Answer) -> None:
+        """Count an answer that is over."""
+        for numbers in answer.tokens_by_prompt:
+            self.meters.answered(numbers)
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End all requests of the key with this id. Return False if there was nothing to end."""

@@ -25,16 +25,15 @@ PROGRESS_EVERY = 0.5  # if the client wants the progress of its prompt
 _TURN = 16  # writes of one stream before others get their turn
 
 EVENTS, NDJSON = "text/event-stream; charset=utf-8", "application/x-ndjson"
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies must not buffer
+_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))  # proxies must not buffer
 COMMENT_PING = b": ping\n\n"
 LINE_PING = b" "  # the beginning of a line of JSON, which may begin with blanks
 
 
 def response_start(media_type: str) -> dict[str, Any]:
     """Return the message that begins a stream."""
-    headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-    typed = [(b"content-type", media_type.encode()), *headers]
-    return {"type": "http.response.start", "status": 200, "headers": typed}
+    headers = [(b"content-type", media_type.encode()), *_HEADERS]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 def json_line(value: Any) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typed_inputs import Script
+from typed_inputs import Script, sampled
 
 from splitinfer.chat.chat import Chat
 from splitinfer.chat.commands import COMMANDS
@@ -115,7 +115,7 @@ class MadeUpLLM:
 
 def run(*inputs: str, llm: Any = None, stop_after: int | None = None, max_tokens: int = 10) -> tuple[Chat, Script, int]:
     screen = Script(*inputs, stop_after=stop_after)
-    chat = Chat(llm or MadeUpLLM(), SamplingParams(max_tokens=max_tokens), screen)
+    chat = Chat(llm or MadeUpLLM(), sampled(max_tokens=max_tokens), screen)
     return chat, screen, chat.run()
 
 
@@ -230,7 +230,7 @@ def test_what_a_lost_pipeline_would_take_with_it_is_saved(tmp_path: Path):
             return super().read(draft)
 
     screen = Lost("one", "two", "three")
-    assert Chat(llm, SamplingParams(max_tokens=10), screen, tmp_path).run() == 1  # type: ignore[arg-type]
+    assert Chat(llm, sampled(max_tokens=10), screen, tmp_path).run() == 1  # type: ignore[arg-type]
     (file,) = tmp_path.iterdir()
     assert screen.said == ["worker mini is gone", f"2 turns saved to {file}; next time, go on with: /load {file}"]
     assert run(f"/load {file}")[0].conversation.turns == (Turn("one", "yes it is"), Turn("two", "yes it"))
@@ -270,7 +270,7 @@ def test_settings_are_shown_with_their_origins_set_and_put_back():
     for line, old in zip(table(changed), table(before), strict=True):
         assert line == ([line[0], new[line[0]], "set in this chat"] if line[0] in new else old)
     assert (back, more) == ("the temperature is 0.6 (generation_config.json)", "max_tokens is 10 (command line)")
-    assert (after, chat.params) == (before, sampling.params)
+    assert (after, chat.sampling.params) == (before, sampling.params)
 
 
 def test_reasoning_is_shown_kept_beside_the_answer_and_can_be_bounded(tmp_path: Path):
@@ -306,7 +306,7 @@ def test_reasoning_is_shown_kept_beside_the_answer_and_can_be_bounded(tmp_path: 
 def test_what_set_refuses(text: str, sentence: str):
     chat, screen, _ = run(text)
     assert (screen.said, chat.has_refused) == ([sentence], True)
-    assert chat.params == SamplingParams(max_tokens=10)
+    assert chat.sampling.params == SamplingParams(max_tokens=10)
 
 
 def test_save_and_load(tmp_path: Path):
@@ -355,16 +355,16 @@ def test_a_loaded_conversation_goes_on_with_its_kv_after_a_restart(tmp_path: Pat
     """Answers that the tokenizer would cut elsewhere are among them, and nothing of them is computed again."""
     layout = {"model": "demo", "stages": [{"name": "whole", "layers": 12}]}
     file, settings = tmp_path / "talk.json", Settings(kv_dir=tmp_path / "kv")
-    params = SamplingParams(max_tokens=60, temperature=0.9, seed=11)  # parts from its text's tokens at the 17th
+    sampling = sampled(max_tokens=60, temperature=0.9, seed=11)  # parts from its text's tokens at the 17th
     with LLM(layout, settings=settings) as llm:
         said = Script("Tell me of a wolf and a king", "And then?", f"/save {file}")
-        Chat(llm, params, said).run()
+        Chat(llm, sampling, said).run()
     messages = json.loads(file.read_text())
     with LLM(layout, settings=settings) as llm:
         assert llm.tokenizer.encode(messages[1]["content"]) != messages[1]["token_ids"]
-        Chat(llm, params, Script(f"/load {file}", "Who came?")).run()
+        Chat(llm, sampling, Script(f"/load {file}", "Who came?")).run()
         stats = llm.stats()
         asked = llm.tokenizer.encode_chat([*messages, {"role": "user", "content": "Who came?"}])
     new = len(asked) - stats["cached_tokens"]
     assert new <= len(llm.tokenizer.encode("Who came?")) + 4
-    assert stats["computed_tokens"] < new + params.max_tokens
+    assert stats["computed_tokens"] < new + sampling.params.max_tokens

@@ -1,9 +1,17 @@
-"""A screen for chats that nobody sees."""
+"""A screen for chats that nobody sees, and how they sample."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from splitinfer.chat.screens import Write
+from splitinfer.core.sampling_defaults import NOTHING, ResolvedSampling, SamplingChoice
+from splitinfer.core.sequence import SamplingParams
+
+
+def sampled(**params: Any) -> ResolvedSampling:
+    """Parameters that neither a command line nor a model names."""
+    return SamplingChoice({}, SamplingParams(**params)).over(NOTHING)
 
 
 class Script:
@@ -46,7 +54,4 @@ class Script:
         self.said.append(text)
 
     def set_status(self, phrases: list[str]) -> None:
-        pass
-
-    def greet(self, text: str) -> None:
         pass

@@ -17,7 +17,7 @@ if find_spec("mlx_vlm") is None:
 
 from seeing import data_url, png, save_talking
 from stages import pipeline
-from typed_inputs import Script
+from typed_inputs import Script, sampled
 
 from splitinfer import LLM, RequestError, SamplingParams
 from splitinfer.chat.chat import Chat
@@ -137,7 +137,7 @@ def test_pictures_are_counted_before_they_are_values(llm: LLM, monkeypatch: pyte
 def test_the_chat_shows_a_picture(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "b.png").write_bytes(png())
     screen = Script(f"/image {tmp_path / 'b.png'}", QUESTION, "And now?", f"/image {tmp_path / 'none.png'}")
-    chat = Chat(llm, SamplingParams(max_tokens=8), screen)
+    chat = Chat(llm, sampled(max_tokens=8), screen)
     assert chat.run() == 0
     assert chat.conversation.turns[0].assistant == by_library(llm, png())
     assert len(chat.conversation.turns) == 2

@@ -21,7 +21,7 @@ from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
 from splitinfer.server.history import history, taken_by, told
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
-from splitinfer.server.openai.messages import arguments_of, merged_systems
+from splitinfer.server.openai.messages import merged_systems, told_call
 from splitinfer.server.problem import Problem
 from splitinfer.server.refused import CITED, COUNTED, OUTPUT, REFUSED
 
@@ -68,29 +68,37 @@ class BlocksSource(Fields):
     content: Texts
 
 
-class _Cited(Fields):
+class Document(Fields):
     refused = CITED
-
-
-class Document(_Cited):
     type: Literal["document"]
     title: str | None = None
     context: str | None = None
     source: Annotated[TextSource | BlocksSource, Kinds("type")]
 
+    @property
+    def text(self) -> str:
+        source = self.source
+        text = source.data if isinstance(source, TextSource) else text_of(source.content)
+        return _with_heading(self.title, self.context, text)
 
-class SearchResult(_Cited):
+
+class SearchResult(Fields):
+    refused = CITED
     type: Literal["search_result"]
     title: str | None = None
     source: str | None = None
     content: Texts
+
+    @property
+    def text(self) -> str:
+        return _with_heading(self.title, self.source, text_of(self.content))
 
 
 class ToolReference(Fields):
     """A tool named in the result of a call. It becomes text, because the model sees all tools from the start."""
 
     type: Literal["tool_reference"]
-    tool_name: str
+    text: str = Field(alias="tool_name")
 
 
 _WithText = TextBlock | ImageBlock | Document | SearchResult | ToolReference
@@ -185,21 +193,7 @@ class Effort(Fields):
 
 
 def text_of(content: Sequence[_WithText]) -> str:
-    return in_lines(map(block_text, content))
-
-
-def block_text(block: _WithText) -> str:
-    match block:
-        case TextBlock() | ImageBlock():
-            return block.text
-        case ToolReference():
-            return block.tool_name
-        case SearchResult():
-            return _with_heading(block.title, block.source, text_of(block.content))
-        case Document():
-            source = block.source
-            text = source.data if isinstance(source, TextSource) else text_of(source.content)
-            return _with_heading(block.title, block.context, text)
+    return in_lines(block.text for block in content)
 
 
 def _with_heading(title: str | None, more: str | None, text: str) -> str:
@@ -245,12 +239,6 @@ def changed_tools(tools: Sequence[Tool], turns: Sequence[SystemTurn]) -> list[To
     return list(there.values())
 
 
-def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
-    """Return the effort that the last turn with one sets, else ``effort``."""
-    said = [turn.output_config.effort for turn in turns]
-    return next((one for one in reversed(said) if one is not None), effort)
-
-
 # -- requests -----------------------------------------------------------------------------------------
 
 
@@ -260,9 +248,7 @@ class UserTurn(Fields):
 
     def told(self) -> list[dict[str, Any]]:
         results = [_result(block) for block in self.content if isinstance(block, ToolResult)]
-        texts = [
-            block_text(block) for block in self.content if block is not None and not isinstance(block, ToolResult)
-        ]  # fmt: skip
+        texts = [block.text for block in self.content if block is not None and not isinstance(block, ToolResult)]
         return [*results, *([{"role": "user", "content": in_lines(texts)}] if texts or not results else [])]
 
 
@@ -282,23 +268,15 @@ class AssistantTurn(Fields):
                 case Thinking():
                     thinking.append(block.thinking)
                 case ToolUse():
-                    calls.append(_call(block))
+                    calls.append(told_call(block.id, block.name, block.input))
                 case None:
                     pass
                 case said:
-                    text.append(block_text(said))
+                    text.append(said.text)
         made: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
         if thought := "".join(thinking):
             made["reasoning_content"] = thought
         return made | ({"tool_calls": calls} if calls else {})
-
-
-def _call(block: ToolUse) -> dict[str, Any]:
-    return {
-        "id": block.id,
-        "type": "function",
-        "function": {"name": block.name, "arguments": arguments_of(block.input)},
-    }
 
 
 Turn = UserTurn | AssistantTurn | SystemTurn
@@ -366,8 +344,8 @@ class CountRequest(ForTemplate):
         if all(message["role"] == "system" for message in messages):
             raise Problem(400, "messages must have at least one message", param="messages")
         goes_on = messages[-1]["role"] == "assistant"
-        told, tools = tuple(merged_systems(messages)), self.functions()[0]
-        return AskedChat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
+        told, tools = merged_systems(messages), self.functions()[0]
+        return AskedChat(told, tools, self.template_options(), opens_answer=not goes_on, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:
         """Return the result of ``chosen`` for this request."""
@@ -382,11 +360,11 @@ class CountRequest(ForTemplate):
     def _system_turns(self) -> Sequence[SystemTurn]:
         return [turn for turn in self.messages if isinstance(turn, SystemTurn)]
 
-    def _options(self) -> dict[str, Any]:
-        """Return the template's options about thinking."""
-        options = self.template_options()
-        if (effort := last_effort(self._system_turns, self.output_config.effort)) is not None:
-            options["reasoning_effort"] = effort
+    def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
+        options = super().template_options(verbosity)
+        for said in (self.output_config, *(turn.output_config for turn in self._system_turns)):  # the last one counts
+            if said.effort is not None:
+                options["reasoning_effort"] = said.effort
         if self.thinking is not None:
             options["enable_thinking"] = self.thinking.type != "disabled"
         return options
@@ -422,8 +400,6 @@ class MessageRequest(CountRequest, Sampling, AnswerRequest):
             found["stop"] = tuple(filter(None, stops))
         if self.thinking is not None and self.thinking.type == "enabled" and self.thinking.budget_tokens is not None:
             found["thinking_budget"] = self.thinking.budget_tokens
-        if self.thinking is not None and self.thinking.type == "disabled":
-            found["thinking_budget"] = 0
         form = self.output_config.format or self.output_format
         if form is not None:
             found["grammar"] = grammar_of(form.schema_, "output_config.format")

@@ -116,7 +116,7 @@ class ChatRequest(Generating):
     messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)] = Field(default_factory=list)
 
     def asks(self) -> tuple[Ask, ...]:
-        messages = tuple(merged_systems(with_ids(turn.told() for turn in self.messages)))
+        messages = merged_systems(with_ids(turn.told() for turn in self.messages))
         chat = AskedChat(messages, self.functions()[0], self.template_options())
         return (self.asked(chat),) if messages else ()
 

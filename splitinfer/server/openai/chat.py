@@ -7,7 +7,7 @@ from pydantic import Field
 
 from splitinfer.server.ask import MAX_TOOLS, Ask, AskedChat
 from splitinfer.server.fields import AsGiven, Fields
-from splitinfer.server.openai.forms import TextFormat, form_of
+from splitinfer.server.openai.forms import TextFormat
 from splitinfer.server.openai.generating import (
     Choices,
     ForTemplate,
@@ -19,7 +19,7 @@ from splitinfer.server.openai.generating import (
     Word,
     chosen,
 )
-from splitinfer.server.openai.messages import Answered, Messages, Outcome, Said, template_messages
+from splitinfer.server.openai.messages import Answered, Messages, Outcome, Said, merged_systems, with_ids
 from splitinfer.server.problem import invalid, unsupported
 
 
@@ -57,7 +57,8 @@ class Conversation(ForTemplate):
         goes_on, opens = self.continue_final_message, self.add_generation_prompt
         if goes_on and opens:
             raise invalid("continue_final_message", "continue_final_message needs add_generation_prompt to be false")
-        told, opens = template_messages(messages), not goes_on if opens is None else opens
+        told = merged_systems(with_ids(message.told() for message in messages))
+        opens = not goes_on if opens is None else opens
         return AskedChat(told, self.functions()[0], self.template_options(), opens, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:
@@ -77,6 +78,6 @@ class ChatRequest(Conversation, Scored, Streaming):
         chat = self.written(self.messages)
         if not chat.opens_answer and not chat.continues:
             raise unsupported("add_generation_prompt", "the prompt ends where the answer begins or goes on", False)
-        sampling = self.sampling() | self.form(form_of(self.response_format), "response_format") | self.budget()
+        sampling = self.sampling() | self.form(self.response_format, "response_format") | self.budget()
         most, one_call = self.max_completion_tokens or self.max_tokens, not self.parallel_tool_calls
         return (Ask(chat, sampling, most, self.n, one_call, *self.functions()[1:], self.stream),)

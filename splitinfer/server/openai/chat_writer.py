@@ -66,6 +66,11 @@ class ChunkWriter(Writer):
         return self._progress(read) + self.events(piece)
 
     def events(self, piece: Piece) -> bytes:
+        if (text := self.only_text(piece)) is not None:
+            return self.text_event(piece.choice, text)
+        return b"".join(map(event, self.chunks(piece)))
+
+    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """Return the chunks of a piece."""
         raise NotImplementedError
 
@@ -90,17 +95,14 @@ class ChunkWriter(Writer):
         if frame is None:
             # In any other place these characters have escaped quotation marks, or come earlier.
             field_ = f'"{self.text_name}":""'.encode()
-            before, name, after = event(self.chunk([self.without_text(choice)])).rpartition(field_)
+            (chunk,) = self.chunks(Piece(choice, (TextPart(""),)))
+            before, name, after = event(chunk).rpartition(field_)
             frame = self._frames[choice] = before + name[:-2], after
         return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
 
     def choice(self, index: int) -> dict[str, Any]:
         """Return a choice without news."""
         raise NotImplementedError
-
-    def without_text(self, index: int) -> dict[str, Any]:
-        """Return a choice whose text is empty."""
-        return self.choice(index)
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         so_far = self.usage(self.answer.usage) if self.counts_always else None
@@ -136,11 +138,6 @@ class ChatWriter(ChunkWriter):
         first = {"role": "assistant", "content": ""}
         return b"".join(event(self.chunk([_choice(i, first)])) for i in range(answer.num_choices))
 
-    def events(self, piece: Piece) -> bytes:
-        if (text := self.only_text(piece)) is not None:
-            return self.text_event(piece.choice, text)
-        return b"".join(event(chunk) for chunk in self.chunks(piece))
-
     def chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """Return the chunks of a piece: one for each part; the last has the log probabilities, and another the
         reason."""
@@ -155,9 +152,6 @@ class ChatWriter(ChunkWriter):
 
     def choice(self, index: int) -> dict[str, Any]:
         return _choice(index, {})
-
-    def without_text(self, index: int) -> dict[str, Any]:
-        return _choice(index, {"content": ""})
 
     # -- a document ----------------------------------------------------------------------------
 

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
+from splitinfer.common.model_config import is_integer
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.loop.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask, AskedChat, AskedPrompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
 from splitinfer.server.openai.chat_writer import REASONS, ChunkWriter, usage_of
-from splitinfer.server.openai.forms import TextFormat, form_of
+from splitinfer.server.openai.forms import TextFormat
 from splitinfer.server.openai.generating import Choices, Streaming
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.refused import COMPLETIONS
@@ -32,7 +33,7 @@ DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
 
 
 def _prompts(given: Any) -> list[AskedPrompt]:
-    if isinstance(given, str) or (isinstance(given, list) and given and all(map(_is_id, given))):
+    if isinstance(given, str) or (isinstance(given, list) and given and all(map(is_integer, given))):
         given = [given]
     if not isinstance(given, list):
         raise not_a("text or a list", given)
@@ -44,13 +45,9 @@ def _prompts(given: Any) -> list[AskedPrompt]:
 def _prompt(i: int, given: Any) -> AskedPrompt:
     if isinstance(given, str):
         return given
-    if not isinstance(given, list) or not all(map(_is_id, given)):
+    if not isinstance(given, list) or not all(map(is_integer, given)):
         raise not_a("text or a list of token ids", given, inside=f"[{i}]")
     return tuple(given)
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _OFF = _UNBOUNDED = -1  # no log probabilities; as many tokens as fit
@@ -94,7 +91,7 @@ class CompletionRequest(Streaming):
         self._check()
         if self.suffix:
             prompts = [Gap(one, self.suffix) for one in prompts if isinstance(one, str | tuple)]
-        sampling = self.sampling() | self.form(form_of(self.response_format), "response_format")
+        sampling = self.sampling() | self.form(self.response_format, "response_format")
         scored = [top for top in (num_top if self.echo else None, self.prompt_logprobs) if top is not None]
         sampling |= {"prompt_logprobs": max(scored)} if scored else {}
         return tuple(Ask(one, sampling, None if most == _UNBOUNDED else max(1, most), self.n) for one in prompts)
@@ -132,7 +129,10 @@ class CompletionWriter(ChunkWriter):
     def events(self, piece: Piece) -> bytes:
         if piece.choice in self._offsets and self.asked.most and (text := self.only_text(piece)) is not None:
             return self.text_event(piece.choice, text)
-        return event(self.chunk([self._choice([piece])]))
+        return b"".join(map(event, self.chunks(piece)))
+
+    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
+        return [self.chunk([self._choice([piece])])]
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         by_choice: dict[int, list[Piece]] = {}

@@ -34,6 +34,7 @@ class SchemaFormat(Fields):
     json_schema: NamedSchema
 
 
+Format = PlainFormat | JsonFormat | SchemaFormat | NamedSchema
 TextFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Kinds("type")]
 
 
@@ -47,22 +48,6 @@ def grammar_of(schema: Any, param: str) -> Grammar:
         return Grammar.json(schema)
     except ValueError as error:
         raise invalid(param, f"{param}: {error}") from error
-
-
-def form_of(asked: PlainFormat | JsonFormat | SchemaFormat | None, param: str = "response_format") -> dict[str, Any]:
-    """Return the fields of ``SamplingParams`` that a format asks for.
-
-    Raises:
-        Problem: 400, its schema is not one.
-    """
-    match asked:
-        case SchemaFormat():
-            return {"grammar": grammar_of(asked.json_schema.schema_, param)}
-        case JsonFormat(schema_=None):
-            return {"grammar": Grammar.json()}
-        case JsonFormat():
-            return {"grammar": grammar_of(asked.schema_, param)}
-    return {}
 
 
 # -- as vLLM and llama.cpp have it ------------------------------------------------------------------
@@ -108,12 +93,14 @@ class Formed(Fields):
     regex: Text = None
     ebnf: Text = None
 
-    def form(self, own: dict[str, Any], param: str) -> dict[str, Any]:
-        """Return the fields of ``SamplingParams`` for the form. ``own``: the fields for the API's own field ``param``.
+    def form(self, own: Format | None, param: str) -> dict[str, Any]:
+        """Return the fields of ``SamplingParams`` for the form. ``own``: the API's own field ``param``.
 
         Raises:
             Problem: 400, there are several forms, or one is not valid.
         """
+        own = own.json_schema if isinstance(own, SchemaFormat) else own
+        found = {"grammar": grammar_of(own.schema_, param)} if isinstance(own, JsonFormat | NamedSchema) else {}
         other = self.structured_outputs or StructuredOutputs.model_validate({})
         asked: list[tuple[str, Callable[[Any], Grammar], Any]] = [
             ("structured_outputs.json", Grammar.json, other.json_),
@@ -131,15 +118,15 @@ class Formed(Fields):
             ("ebnf", _written, self.ebnf),
         ]
         given = [one for one in asked if one[2] is not None]
-        if len(given) + bool(own) > 1:
-            names = [*([param] if own else []), *(name for name, _, _ in given)]
+        names = [*([param] if found else []), *(name for name, _, _ in given)]
+        if len(names) > 1:
             raise Problem(400, f"an answer has one form; give one of {', '.join(names)}", param=names[-1])
         for name, make, value in given:
             try:
                 return {"grammar": make(value)}
             except ValueError as error:
                 raise invalid(name, f"{name}: {error}") from error
-        return own
+        return found
 
 
 def _written(text: str) -> Grammar:

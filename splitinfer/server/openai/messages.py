@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES
@@ -29,11 +29,7 @@ class RefusalPart(Fields):
     """The model sees it as text."""
 
     type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
+    text: str = Field(alias="refusal")
 
 
 class PictureURL(Fields):
@@ -53,11 +49,7 @@ class InputPicturePart(Fields):
     """A picture, of responses."""
 
     type: Literal["input_image"]
-    image_url: str
-
-    @property
-    def text(self) -> str:
-        return marked(self.image_url)
+    text: Annotated[str, AfterValidator(marked)] = Field(alias="image_url")
 
 
 Part = Annotated[TextPart | RefusalPart | PicturePart | InputPicturePart, Kinds("type")]
@@ -78,8 +70,7 @@ class Call(Fields):
     function: CalledFunction
 
     def told(self) -> dict[str, Any]:
-        function = {"name": self.function.name, "arguments": arguments_of(self.function.arguments)}
-        return {"id": self.id, "type": "function", "function": function}
+        return told_call(self.id, self.function.name, self.function.arguments)
 
 
 class _Message(Fields):
@@ -171,10 +162,6 @@ Messages = Annotated[
 ]
 
 
-def template_messages(given: Sequence[Said | Answered | Outcome]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(merged_systems(with_ids(message.told() for message in given)))
-
-
 def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with an id for each call and each result. A result without an id belongs to the oldest call
     that has no result yet, among the calls of the function that it names, if it names one."""
@@ -194,16 +181,21 @@ def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def merged_systems(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Return the messages with all system messages at the beginning merged into one."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if first < 2:
-        return list(messages)
+        return tuple(messages)
     content = "\n\n".join(message["content"] for message in messages[:first])
-    return [{"role": "system", "content": content}, *messages[first:]]
+    return {"role": "system", "content": content}, *messages[first:]
 
 
-def arguments_of(given: str | dict[str, Any] | None) -> Any:
+def told_call(call_id: str, name: str, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Return a call as templates know it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _arguments(arguments)}}
+
+
+def _arguments(given: str | dict[str, Any] | None) -> Any:
     """Return a call's arguments as an object, if they are an object, null, or valid JSON for one. Otherwise return them
     unchanged, because the model may have written them."""
     if isinstance(given, dict):

@@ -25,9 +25,9 @@ from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, AskedChat, in_force
 from splitinfer.server.fields import Fields, Kinds, ListOf, Name, wrong
 from splitinfer.server.history import history, sentence, told
-from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
+from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat
 from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
-from splitinfer.server.openai.messages import TAKEN, Content, arguments_of, content_text, merged_systems
+from splitinfer.server.openai.messages import TAKEN, Content, content_text, merged_systems, told_call
 from splitinfer.server.refused import COUNTED, REFUSED
 from splitinfer.server.stream import json_line
 
@@ -76,17 +76,6 @@ def told_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
-def functions_of(tools: Sequence[ResponseFunction | Namespace | None]) -> list[ResponseFunction]:
-    """Return all functions of a request, including functions in namespaces."""
-    found: list[ResponseFunction] = []
-    for tool in tools:
-        if isinstance(tool, Namespace):
-            found += [one.model_copy(update={"namespace": tool.name}) for one in tool.tools if one is not None]
-        elif tool is not None:
-            found.append(tool)
-    return found
-
-
 # -- items -----------------------------------------------------------------------------------------
 
 
@@ -125,28 +114,21 @@ class _CallItem(Fields):
     call_id: str
     name: str
     namespace: str | None = None
+    arguments: str | dict[str, Any]
 
-    def _told(self, arguments: Any) -> dict[str, Any]:
-        function = {"name": told_name(self.name, self.namespace), "arguments": arguments}
-        return {"id": self.call_id, "type": "function", "function": function}
+    def told(self) -> dict[str, Any]:
+        return told_call(self.call_id, told_name(self.name, self.namespace), self.arguments)
 
 
 class FunctionCallItem(_CallItem):
     type: Literal["function_call"]
-    arguments: str | dict[str, Any]
-
-    def told(self) -> dict[str, Any]:
-        return self._told(arguments_of(self.arguments))
 
 
 class CustomCallItem(_CallItem):
     """A call with text. The model sees an object, because templates know no other arguments."""
 
     type: Literal["custom_tool_call"]
-    input: str
-
-    def told(self) -> dict[str, Any]:
-        return self._told({"input": self.input})
+    arguments: Annotated[str, AfterValidator(lambda text: {"input": text})] = Field(alias="input")
 
 
 class OutputItem(Fields):
@@ -200,7 +182,7 @@ def conversation(instructions: str | None, items: Sequence[Item | None]) -> tupl
     for item in items:
         if item is not None:
             _add(made, _told(item))
-    return tuple(merged_systems(made))
+    return merged_systems(made)
 
 
 def _told(item: Item) -> dict[str, Any]:
@@ -288,7 +270,14 @@ class InputRequest(ForTemplate):
 
     @cached_property
     def functions(self) -> list[ResponseFunction]:
-        return functions_of(self.tools)
+        """All functions, including functions in namespaces."""
+        found: list[ResponseFunction] = []
+        for tool in self.tools:
+            if isinstance(tool, Namespace):
+                found += [one.model_copy(update={"namespace": tool.name}) for one in tool.tools if one is not None]
+            elif tool is not None:
+                found.append(tool)
+        return found
 
     def chosen(self) -> tuple[Told, Told, bool]:
         """Return the result of the function ``chosen`` for this request."""
@@ -307,12 +296,6 @@ class ResponseRequest(InputRequest, Generating):
     include: list[str] = Field(default_factory=list, max_length=32, fail_fast=True)
     metadata: Annotated[dict[str, Any], AfterValidator(_small)] = Field(default_factory=dict)
 
-    def form_of_text(self) -> dict[str, Any]:
-        form = self.text.format
-        if isinstance(form, FlatSchema):
-            return {"grammar": grammar_of(form.schema_, "text.format")}
-        return form_of(form, "text.format")
-
     @property
     def num_top(self) -> int | None:
         """Most likely tokens beside each; ``None``: no probabilities."""
@@ -324,7 +307,7 @@ class ResponseRequest(InputRequest, Generating):
         return _PACKED_REASONING in self.include
 
     def asks(self) -> tuple[Ask]:
-        sampling = self.sampling() | self.form(self.form_of_text(), "text.format") | self.budget()
+        sampling = self.sampling() | self.form(self.text.format, "text.format") | self.budget()
         one_call, may_call = not self.parallel_tool_calls, self.chosen()[1:]
         return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, *may_call, self.stream),)
 

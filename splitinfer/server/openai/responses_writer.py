@@ -117,7 +117,7 @@ class ResponseWriter(Writer):
             events += self._part(part, piece.logprobs if i == last_text else ())
         if piece.finish_reason is None:
             return events
-        if piece.finish_reason == "stop" and not any(item["type"] == "message" for item in self._begun()):
+        if piece.finish_reason == "stop" and not any(item["type"] == "message" for item in self._items):
             events += self._opened(TextPart)  # agents expect a message in every answer
         return events + self._closed("incomplete" if piece.finish_reason in _ENDED_IN_PART else "completed")
 
@@ -136,10 +136,12 @@ class ResponseWriter(Writer):
     def _opened(self, kind: type[AnswerPart]) -> list[Event]:
         if self._open is not None and self._open.kind is kind:
             return []
-        closed, is_text = self._closed(), kind is TextPart
-        item = self._message("in_progress") if is_text else self._reasoning("in_progress")
+        closed, begun = self._closed(), {"status": "in_progress", "content": list[Any]()}
+        if kind is TextPart:
+            item, part = {"id": self.new_id("msg"), "type": "message", "role": "assistant", **begun}, _text_part("")
+        else:
+            item, part = {"id": self.new_id("rs"), "type": "reasoning", **begun, "summary": []}, _reasoning_part("")
         self._open = _OpenItem(kind, item)
-        part = _text_part("") if is_text else _reasoning_part("")
         return [*closed, self._item_event("added", item), self._part_event("response.content_part.added", part=part)]
 
     def _delta(self, name: str, text: str, **more: Any) -> Event:
@@ -190,15 +192,6 @@ class ResponseWriter(Writer):
         self._open.texts.append(part.arguments)
         events.append(self._arguments_event("delta", self._open.item, delta=part.arguments))
         return [*events, *(self._closed() if part.ends else ())]
-
-    def _begun(self) -> list[dict[str, Any]]:
-        return self._items if self._open is None else [*self._items, self._open.item]
-
-    def _message(self, status: str) -> dict[str, Any]:
-        return {"id": self.new_id("msg"), "type": "message", "role": "assistant", "status": status, "content": []}
-
-    def _reasoning(self, status: str) -> dict[str, Any]:
-        return {"id": self.new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": []}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
         num_top = self.asked.num_top

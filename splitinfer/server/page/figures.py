@@ -14,6 +14,7 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.engine.figures.health import PipelineHealth
+from splitinfer.server.health import state_of
 
 Stats = Mapping[str, Any]
 _LEAST_SHARE = 0.0005  # of time idle; smaller shares are left out
@@ -72,10 +73,6 @@ class StageSeen:
     experts_read: float = 0.0
     experts_waiting: float = 0.0
 
-    @property
-    def idle(self) -> float:
-        return sum(self.gaps.values())
-
     def gap(self, cause: Cause) -> float:
         return self.gaps.get(cause, 0.0)
 
@@ -95,8 +92,7 @@ class PipelineSeen:
 
     under_way: share of the time with at least one request. rows: of the steps seen. void: share of the rows that
     were discarded. acceptance: share of the verified drafts that were right; ``None`` if there was no draft.
-    preemptions: requests that gave up their KV. failure, waits_for, absent, is_changing: as in
-    ``PipelineHealth``.
+    preemptions: requests that gave up their KV.
     """
 
     seconds: float
@@ -115,22 +111,19 @@ class PipelineSeen:
     preemptions: int = 0
     ttft_ms: float | None = None
     itl_ms: float | None = None
-    failure: str | None = None
-    waits_for: str | None = None
-    absent: str | None = None
-    is_changing: bool = False
+    health: PipelineHealth = field(default_factory=lambda: PipelineHealth(()))
     is_draining: bool = False
 
 
 def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_draining: bool = False) -> PipelineSeen:
     """Return the figures between two samples of one cut. ``steps``: all steps in that time."""
     seconds = max(after.at - before.at, 1e-6)
-    old, new, health = before.stats, after.stats, after.health
+    old, new = before.stats, after.stats
     computed = new["computed_tokens"] - old["computed_tokens"]
     useful = new["useful_tokens"] - old["useful_tokens"]
     return PipelineSeen(
         seconds=seconds,
-        stages=_stages(old, new, after.budgets, computed),
+        stages=[_stage(*each, computed) for each in zip(old["stages"], new["stages"], after.budgets, strict=True)],
         links=[_link(old, new, steps, i, seconds) for i in range(1, len(new["stages"]))],
         under_way=min(1.0, (new["active_seconds"] - old["active_seconds"]) / seconds),
         running=new.get("running", 0),
@@ -138,31 +131,20 @@ def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_drain
         max_running=new.get("max_running", 0),
         generated_per_second=(new["generated_tokens"] - old["generated_tokens"]) / seconds,
         computed_per_second=computed / seconds,
-        rows=rows_of(steps),
+        rows=Rows(
+            sum(step.rows.prefill for step in steps),
+            sum(step.rows.decode for step in steps),
+            sum(step.rows.draft for step in steps),
+        ),
         void=max(0.0, 1 - useful / computed) if computed > 0 else 0.0,
         drafter=(new.get("speculation") or {}).get("drafter"),
         acceptance=_acceptance(old, new),
         preemptions=new.get("preemptions", 0) - old.get("preemptions", 0),
         ttft_ms=_milliseconds(new["ttft_seconds"]),
         itl_ms=_milliseconds(new["itl_seconds"]),
-        failure=health.failure,
-        waits_for=health.waits_for,
-        absent=health.absent,
-        is_changing=health.is_changing,
+        health=after.health,
         is_draining=is_draining,
     )
-
-
-def rows_of(steps: Sequence[StepRecord]) -> Rows:
-    return Rows(
-        sum(step.rows.prefill for step in steps),
-        sum(step.rows.decode for step in steps),
-        sum(step.rows.draft for step in steps),
-    )
-
-
-def _stages(old: Stats, new: Stats, budgets: Sequence[int], rows: int) -> list[StageSeen]:
-    return [_stage(*each, rows) for each in zip(old["stages"], new["stages"], budgets, strict=True)]
 
 
 def _stage(was: Stats, now: Stats, budget: int, rows: int) -> StageSeen:
@@ -251,17 +233,12 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
 def figures_document(seen_: PipelineSeen) -> dict[str, Any]:
     """Return all figures. The state replaces the fields that it is computed from."""
     found: dict[str, Any] = _rounded(asdict(seen_))
-    for name in ("rows", "preemptions", "is_changing", "is_draining"):
+    for name in ("rows", "preemptions", "health", "is_draining"):
         del found[name]
     for stage in found["stages"]:
         del stage["name"]
-    return {**found, "state": _state(seen_)}
-
-
-def _state(seen_: PipelineSeen) -> str:
-    if seen_.failure is not None:
-        return "failed"
-    return "draining" if seen_.is_draining else "ok" if seen_.waits_for is None else "waiting"
+    said = {name: getattr(seen_.health, name) for name in ("failure", "waits_for", "absent")}
+    return {**found, **said, "state": state_of(seen_.health, is_draining=seen_.is_draining)}
 
 
 def _rounded(value: Any) -> Any:

@@ -19,7 +19,6 @@ from splitinfer.core.metrics.records import StepRecord
 
 MOST_SPANS = 40  # of a stage at a time
 _LEAST_GAP = 20e-6  # seconds; a shorter time between two spans is no gap
-_NO_CAUSE = ""
 LETTERS = {
     "prefill": "p",
     "decode": "d",
@@ -63,7 +62,7 @@ def spans_of(steps: Iterable[StepRecord], stage: int) -> list[TimelineSpan]:
         visit, gaps = step.visits[stage], step.gaps[stage]
         start = max(visit.start, spans[-1].end) if spans else visit.start
         if visit.end > start:
-            cause = str(max(gaps, key=lambda each: gaps[each])) if sum(gaps.values()) > _LEAST_GAP else _NO_CAUSE
+            cause = str(max(gaps, key=lambda each: gaps[each])) if sum(gaps.values()) > _LEAST_GAP else ""
             spans.append(TimelineSpan(start, visit.end, kind_of(step), cause, visit.end - start))
     return spans
 

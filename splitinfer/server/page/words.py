@@ -36,7 +36,7 @@ def remarks(seen: PipelineSeen) -> list[Remark]:
     """Return what there is to say, the most important first; never nothing."""
     if (down := _down(seen)) is not None:
         return [down]
-    away = [Remark("absent", seen.absent)] if seen.absent is not None else []
+    away = [Remark("absent", seen.health.absent)] if seen.health.absent is not None else []
     if seen.under_way < _RESTS and not seen.running and not seen.waiting:
         return [*away, Remark("rests", "No requests, so all stages are idle.")]
     if all(stage.duty == 0 and not stage.gaps for stage in seen.stages):
@@ -46,20 +46,22 @@ def remarks(seen: PipelineSeen) -> list[Remark]:
 
 
 def _down(seen: PipelineSeen) -> Remark | None:
-    if seen.failure is not None:
-        return Remark("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the details.")
+    health = seen.health
+    if health.failure is not None:
+        help_ = "Start it again; its log has the details."
+        return Remark("failed", f"The pipeline has failed: {health.failure}.", help_)
     if seen.is_draining:
         return Remark("draining", "The server is shutting down: running answers may finish, new ones are refused.")
-    if seen.is_changing:
+    if health.is_changing:
         return Remark(
             "recut",
             "Answers pause while the stages load another cut of the layers. Their KV is recomputed, "
             "and no token is lost.",
         )
-    if seen.waits_for is not None:
+    if health.waits_for is not None:
         return Remark(
             "lost",
-            f"Answers pause: they wait for {seen.waits_for}. Their KV is recomputed, and no token is lost.",
+            f"Answers pause: they wait for {health.waits_for}. Their KV is recomputed, and no token is lost.",
             "Start the worker on that machine again, or check that it is awake and its cable is in.",
         )
     return None

@@ -7,6 +7,7 @@ import pytest
 
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.records import Rows
+from splitinfer.engine.figures.health import PipelineHealth
 from splitinfer.server.page.figures import PageLink, PipelineSeen, StageSeen
 from splitinfer.server.page.words import remarks
 
@@ -30,17 +31,19 @@ SLOW_LINK = (stage("studio", 0.4, downstream=0.35, link=0.25), stage("mini", 0.4
 HELD_UP = (stage("studio", 0.5, downstream=0.3, host=0.2), stage("mini", 0.4, upstream=0.3, host=0.3))
 NO_ROOM = (BUSY[0], replace(BUSY[1], kv=95, kv_budget=100))
 DRAFTED = {"drafter": "ngram", "rows": DRAFTS}
+LOST = PipelineHealth((), "stage mini, for up to 60 s")
+CHANGING = PipelineHealth((), "another cut of the layers", is_changing=True)
+AWAY = PipelineHealth((), absent="mini is gone. studio goes on alone")
+FAILED = PipelineHealth((), failure="stage mini did not come back")
 
 SITUATIONS: dict[str, tuple[PipelineSeen, list[str], str]] = {
     "it rests": (replace(seen(*ALTERNATING, running=0), under_way=0.0), ["rests"], "all stages are idle"),
     "it has just begun": (seen(StageSeen("studio"), StageSeen("mini")), ["begins"], "just begun"),
-    "a worker is lost": (seen(*ALTERNATING, waits_for="stage mini, for up to 60 s"), ["lost"],
+    "a worker is lost": (seen(*ALTERNATING, health=LOST), ["lost"],
                          "wait for stage mini, for up to 60 s. Their KV is recomputed, and no token is lost"),
-    "other layers are loaded": (seen(*ALTERNATING, waits_for="another cut of the layers", is_changing=True), ["recut"],
-                                "another cut"),
-    "a worker is left out": (seen(*ALTERNATING, absent="mini is gone. studio goes on alone"),
-                             ["absent", "few_streams"], "mini is gone."),
-    "it has failed": (seen(*ALTERNATING, failure="stage mini did not come back"), ["failed"], "mini did not come back"),
+    "other layers are loaded": (seen(*ALTERNATING, health=CHANGING), ["recut"], "another cut"),
+    "a worker is left out": (seen(*ALTERNATING, health=AWAY), ["absent", "few_streams"], "mini is gone."),
+    "it has failed": (seen(*ALTERNATING, health=FAILED), ["failed"], "mini did not come back"),
     "it drains": (seen(*ALTERNATING, is_draining=True), ["draining"], "new ones are refused"),
     "one stage": (seen(stage("studio", 0.95, host=0.05)), ["one_stage"], "Stage studio holds all layers"),
     "one answer": (seen(*ALTERNATING), ["few_streams"], "waits 50 % of the time for others."),
