@@ -183,7 +183,7 @@ def live_figures(
         lambda: with_drafter(describe(checkpoint, dtype, name, kv_format=kv_format), checkpoint, layout.draft, dtype)
     )
     speculation, draft, acceptance = scheduler.speculation, 0.0, None
-    if speculation is not None and layout.draft is not None:
+    if layout.draft is not None:
         draft = scheduler.costs.drafting(1)
         model = model if model.draft is not None else replace(model, draft=DraftProfile(layout.draft))
         tried, right = sum(speculation.counts.tried_at), sum(speculation.counts.accepted_at)

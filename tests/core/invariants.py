@@ -56,7 +56,7 @@ def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
     assert seq.num_in_flight == in_plans
     assert 0 <= seq.num_awaited <= seq.num_in_flight
     if seq in scheduler.batches:
-        assert seq.num_awaited <= 1 or scheduler.speculation is not None, "a sequence decodes twice at a time"
+        assert seq.num_awaited <= 1 or scheduler.config.speculates, "a sequence decodes twice at a time"
         assert seq.num_to_compute == int(not seq.num_awaited), "a token was computed twice or got lost"
         assert not seq.drafts.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.drafts.ahead), "a draft got lost"
         assert seq.num_streamed < scheduler.config.longest(seq) or not seq.drafts.ahead

@@ -81,21 +81,7 @@ class Scheduler:
         self.kv = KVManager(config, self.costs, self.batches)
         self.prefix_cache = self.kv.cache
         self.chooser = GroupChooser(self.costs, config.num_groups, fixed=config.fixed_groups)
-        self.speculation = self._speculation()
-        self.num_preemptions = 0
-        self.deadlines = Deadlines()
-        self._policy, self._chunks = Policy(config.policy_config), ChunkSizes(self.costs, self.batches)
-        self._unlearned = deque[tuple[StepInFlight, StepResult, float]]()
-        self._next_step = 0
-        self._now = self._returned_at = 0.0  # the latest known time and the last result's, on the first stage's clock
-        self._preempted = set[int]()  # for the step being planned
-        self._is_lowered = False  # whether the budget is below the config's
-
-    def _speculation(self) -> Speculation | None:
-        config = self.config
-        if not (config.speculates or config.jumps_forward):
-            return None
-        return Speculation(
+        self.speculation = Speculation(
             self.costs,
             self.chooser,
             config.rewind,
@@ -104,6 +90,14 @@ class Scheduler:
             is_at_end=config.drafts_at_end,
             choosers=Choosers() if config.with_ngrams else None,
         )
+        self.num_preemptions = 0
+        self.deadlines = Deadlines()
+        self._policy, self._chunks = Policy(config.policy_config), ChunkSizes(self.costs, self.batches)
+        self._unlearned = deque[tuple[StepInFlight, StepResult, float]]()
+        self._next_step = 0
+        self._now = self._returned_at = 0.0  # the latest known time and the last result's, on the first stage's clock
+        self._preempted = set[int]()  # for the step being planned
+        self._is_lowered = False  # whether the budget is below the config's
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -174,7 +168,7 @@ class Scheduler:
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         self.kv.preempt(seq, self.config.token_budget)
-        self._forget_drafts(seq)
+        self.speculation.forget(seq)
         seq.forget_stages()
         seq.num_preemptions += 1
         self.num_preemptions += 1
@@ -184,7 +178,7 @@ class Scheduler:
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence that waits or runs."""
         seq.finish_reason = reason
-        self._forget_drafts(seq)
+        self.speculation.forget(seq)
         self.deadlines.remove(seq)
         if self.waiting.get(seq.seq_id) is seq:
             self.waiting.remove(seq)
@@ -193,10 +187,6 @@ class Scheduler:
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         self.kv.end(seq, is_alone=not (self.running or self.waiting))
-
-    def _forget_drafts(self, seq: Sequence) -> None:
-        if self.speculation is not None:
-            self.speculation.forget(seq)
 
     # -- the stages: lost, others, less memory -----------------------------------------------
 
@@ -210,7 +200,7 @@ class Scheduler:
         self._regroup()
         self._chunks.end_round()
         for seq in self.running.values():
-            self._forget_drafts(seq)
+            self.speculation.forget(seq)
             seq.forget_stages()
             self.waiting.add(seq)
         self.running.clear()
@@ -261,13 +251,11 @@ class Scheduler:
             active = chooser.most_groups
             if chooser.choice is not None and count > 1:
                 active = chooser.choice.groups
-        if self.speculation is not None:
-            self.speculation.are_several = count > 1
         self.batches.balance(active)
 
     def _member(self, seq: Sequence) -> Member:
         """Return a sequence's data for the choice of groups and drafts."""
-        most = 0 if self.speculation is None or not self.config.speculates else self.speculation.most_drafts
+        most = self.speculation.most_drafts if self.config.speculates else 0
         num_chosen = seq.num_generated - seq.drafts.num_jumped - seq.drafts.num_right
         return Member(len(seq.tokens), most, seq.flight, seq.drafts.num_jumped / max(1, num_chosen))
 
@@ -286,8 +274,7 @@ class Scheduler:
         events = self._tokens(step.plan, result)
         self.prefix_cache.learn(step.plan, result.figures)
         self.chooser.returned(step.plan)
-        if self.speculation is not None:
-            self.speculation.returned(step.plan, result)
+        self.speculation.returned(step.plan, result)
         self._regroup()
         self._unlearned.append((step, result, returned_at))
         return events
@@ -320,7 +307,7 @@ class Scheduler:
             events += self._append(seq, part, found.tokens)
             if seq.finish_reason is not None:
                 continue
-            if found.drafts and found.tokens and seq.ballot is None and self.speculation is not None:
+            if found.drafts and found.tokens and seq.ballot is None:
                 self.speculation.propose(seq, found.drafts, self.config.longest(seq))
             if part.num_logits:
                 decoding.append(seq)
@@ -332,12 +319,11 @@ class Scheduler:
         rejected."""
         speculation = self.speculation
         if part.num_drafts and not tokens:  # the slice was rejected
-            if speculation is not None:
-                speculation.counts.rejected += 1
+            speculation.counts.rejected += 1
             return []
         tokens, alternatives = self._before_ballot(seq, tokens)
         found = seq.extend([token.token_id for token in tokens], self.config.max_len, self._now)
-        if found.verdicts and speculation is not None:
+        if found.verdicts:
             speculation.judged(seq.seq_id, part, found)
         events = [TokenEvent(seq.seq_id, token, None) for token in tokens[: len(seq.tokens) - found.first]]
         if found.reason is not None:
@@ -345,7 +331,7 @@ class Scheduler:
             self._end(seq, found.reason)
         elif alternatives:
             seq.put_to_vote(alternatives)
-        elif speculation is not None and speculation.has_states and seq.drafts.were_planned and not seq.num_awaited:
+        elif speculation.has_states and seq.drafts.were_planned and not seq.num_awaited:
             self.prefix_cache.store_full_blocks(seq, self.kv.used)  # only now is the state exact at their end
         return events
 
@@ -366,7 +352,7 @@ class Scheduler:
     def proposals(self) -> list[Proposal]:
         """Return the drafts that the next plan could contain, as a proposal for each of its sequences that gets some.
         Pass each, with its drafts, to ``take_drafts`` before the next ``schedule``. Asking twice is harmless."""
-        if self.speculation is None or not self.config.speculates or self._is_full:
+        if not self.config.speculates or self._is_full:
             return []
         self._jump_forward()
         order = self._groups_in_turn()
@@ -385,26 +371,23 @@ class Scheduler:
     def _proposals_of(self, members: list[Sequence]) -> list[Proposal]:
         """Return the proposals for sequences of one step, as far as it has room. While a prompt is read, half the room
         is for it."""
-        assert self.speculation is not None
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
         return self.speculation.proposals(members, room // 2 if self._reads_prompts else room, self.config.longest)
 
     def take_drafts(self, proposal: Proposal) -> None:
         """Take in the drafts made for a proposal: all, fewer or none. Results may have come since it was made."""
-        if self.speculation is not None and self.running.get(proposal.seq.seq_id) is proposal.seq:
+        if self.running.get(proposal.seq.seq_id) is proposal.seq:
             self.speculation.take(proposal, self.config.longest(proposal.seq))
 
     @property
     def drafts_next(self) -> list[Sequence]:
         """The sequences that will probably get drafts next, so that a drafter can read their prompts."""
-        if self.speculation is None or not self.config.speculates:
+        if not self.config.speculates:
             return []
         return [seq for seq in self.running.values() if self.speculation.is_likely(seq)]
 
     def _jump_forward(self) -> None:
         """Queue the tokens that the rules force as drafts."""
-        if self.speculation is None:
-            return
         for seq in self.running.values():
             if seq.rules is not None and seq in self.batches:
                 self.speculation.jump_forward(seq, self.config.longest(seq))
@@ -430,8 +413,7 @@ class Scheduler:
             plan = self._plan_of(group) if self.batches.may_go(group, alone=has_prompts) else None
             if plan is not None:
                 return plan
-        further = self._further_blocks() if self.speculation is not None else None
-        if further is not None:
+        if (further := self._further_blocks()) is not None:
             return further
         # Freed sequences, saves and fetches wait for the next slices. They go alone if no slices will follow, or if
         # one sequence gave up its KV for another that cannot go yet.
@@ -476,7 +458,7 @@ class Scheduler:
         work = [*((seq, 1) for seq in decodes), *chunks]
         room = budget - sum(seq.num_rows for seq in decodes) - sum(size for _, size in chunks)
         drafts = self._allocate_drafts(decodes, room)
-        if chunks and self.speculation is not None:
+        if chunks:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
         self._chunks.note(share, has_chunks=bool(chunks))
         self.batches.had_turn(group, late)
@@ -563,7 +545,6 @@ class Scheduler:
     ) -> dict[int, int]:
         """Send the tokens that the rules force after prompts that end in this step, as drafts. Return how many go with
         each sequence. There must be room, and memory without eviction or preemption."""
-        assert self.speculation is not None
         jumps = dict[int, int]()
         for seq, size in chunks:
             end = len(seq.tokens)
@@ -603,7 +584,7 @@ class Scheduler:
 
     def _follows(self, seq: Sequence) -> bool:
         """Return whether a sequence has a waiting block that may go after its blocks under way."""
-        return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
+        return bool(seq.drafts.waiting) and self.speculation.may_follow(seq)
 
     def _issue(
         self,
@@ -640,12 +621,10 @@ class Scheduler:
         num_logits, num_next = int(end == len(seq.tokens)), 0
         if num_drafts:
             num_logits = min(num_drafts + 1, len(token_ids))
-        if self.speculation is not None:
-            if num_drafts:
-                self.speculation.counts.blocks += 1
-                self.speculation.counts.sent += num_drafts
-            if num_logits:
-                num_next = self.speculation.num_next(seq, self.config.longest(seq))
+            self.speculation.counts.blocks += 1
+            self.speculation.counts.sent += num_drafts
+        if num_logits and self.config.drafts_at_end:
+            num_next = self.speculation.num_next(seq, self.config.longest(seq))
         scored = seq.sent(start + 1, min(end, seq.num_prompt_tokens - 1) + 1) if seq.num_to_score else ()
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
 
@@ -688,7 +667,7 @@ class Scheduler:
         """Return all groups in scheduling order: groups with waiting drafts first, then by turn."""
         groups = self.batches.in_turn()
         have = {seq.seq_id for seq in self.running.values() if seq.drafts.waiting}
-        if self.speculation is None or not have:
+        if not have:
             return groups
         return sorted(groups, key=lambda group: all(seq.seq_id not in have for seq in self.batches.members(group)))
 

@@ -81,7 +81,6 @@ class Speculation:
     has_states: bool = field(init=False)  # whether the stages hold states
     is_at_end: bool = False  # whether the last stage drafts; a block then waits for the verdict on the one before
     choosers: Choosers | None = None  # n-grams beside the last stage's drafts
-    are_several: bool = False  # whether two or more decode
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its blocks under way
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens at that choice
 
@@ -126,8 +125,6 @@ class Speculation:
 
     def num_next(self, seq: Sequence, longest: int) -> int:
         """Return how many drafts the last stage makes after a step's tokens. ``longest``: see ``first``."""
-        if not self.is_at_end:
-            return 0
         return max(0, min(self._next_flight(seq).first, self.most_drafts, longest - 2 - seq.num_streamed))
 
     def propose(self, seq: Sequence, drafts: Seq[int], longest: int) -> None:
