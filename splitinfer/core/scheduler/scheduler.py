@@ -274,7 +274,6 @@ class Scheduler:
         events = self._tokens(step.plan, result)
         self.prefix_cache.learn(step.plan, result.figures)
         self.chooser.returned(step.plan)
-        self.speculation.returned(step.plan, result)
         self._regroup()
         self._unlearned.append((step, result, returned_at))
         return events

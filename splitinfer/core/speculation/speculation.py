@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
-from splitinfer.core.plan import Slice, StepPlan, StepResult
+from splitinfer.core.plan import Slice
 from splitinfer.core.sequence import Extension, Sequence
 from splitinfer.core.speculation.acceptance import Counts
 from splitinfer.core.speculation.chooser import GroupChooser
@@ -202,15 +202,6 @@ class Speculation:
             self.counts.add(row + begins if first + row < end else 0, accepted=is_right)
         if found.reason is None:
             self.chooser.tried(seq_id, len(found.verdicts), found.num_right)
-
-    def returned(self, plan: StepPlan, result: StepResult) -> None:
-        """Learn the cost of the drafts that the last stage made after a step."""
-        asked = [part.num_next for part in plan.slices if part.num_next]
-        if not asked or len(figures := result.figures) != len(self.costs.stages):
-            return
-        if figures[-1].drafting:
-            rounds = 1 if self.costs.drafts_at_once else max(asked)
-            self.costs.drafted(len(asked), rounds, figures[-1].drafting)
 
     def asked(self, proposals: Seq[Proposal]) -> None:
         """Learn for which of the proposals the drafter had drafts."""
