@@ -33,7 +33,7 @@ def _check_places(scheduler: Scheduler) -> None:
     assert len(scheduler.running) <= scheduler.config.max_running
     assert len(scheduler.waiting) <= scheduler.config.max_waiting + scheduler.config.max_running
     assert not set(scheduler.kv.freed) & set(ids), "a sequence that has not ended is to be freed"
-    members = {seq.seq_id for group in scheduler.batches.groups for seq in group}
+    members = {seq.seq_id for group in scheduler.batches._groups for seq in group}
     assert members <= set(scheduler.running), "a sequence decodes that does not run"
     for seq in scheduler.waiting:
         assert not any((seq.num_scheduled, seq.num_in_flight, seq.is_known, seq.kv_tokens)), "a waiting sequence has KV"
@@ -80,10 +80,10 @@ def check_kv(kv: KVManager, running: Iterable[Sequence]) -> None:
 
 
 def check_batches(batches: MicroBatches) -> None:
-    ids = [seq.seq_id for group in batches.groups for seq in group]
+    ids = [seq.seq_id for group in batches._groups for seq in group]
     assert len(ids) == len(set(ids)), "a sequence is in two groups"
     assert set(ids) == set(batches._id_to_group)
-    assert all(batches._id_to_group[seq.seq_id] == i for i, group in enumerate(batches.groups) for seq in group)
+    assert all(batches._id_to_group[seq.seq_id] == i for i, group in enumerate(batches._groups) for seq in group)
     assert batches._next_to_move() is None, "groups are unequal, and a sequence could move"
 
 

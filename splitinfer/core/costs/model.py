@@ -57,8 +57,9 @@ class CostModel:
         returned_at: float,
         since: float | None = None,
     ) -> None:
-        """Learn from a step's figures, also from the drafts that the last stage made after it. Times are seconds on the first stage's clock. ``returned_at``: when the figures
-        came. ``since``: when the host had nothing left to do but this step and its drafts, if that is known."""
+        """Learn from a step's figures, also from the drafts that the last stage made after it. Times are seconds on the
+        first stage's clock. ``returned_at``: when the figures came. ``since``: when the host had nothing left to do but
+        this step and its drafts, if that is known."""
         shape = Shape.of(slices)
         for each in figures:
             if 0 <= each.stage < len(self.stages) and each.rows == shape.rows:

@@ -22,6 +22,7 @@ With a drafter a decode is a block: the token and some drafts (``core.speculatio
 which sequences may get how many, ``take_drafts`` takes them in, and the next plan contains them.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -30,7 +31,7 @@ from itertools import accumulate
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.grammar import Texts
+from splitinfer.core.grammar import Texts, TokenRules
 from splitinfer.core.kv.block_tree import DiskBlock, Match, full_keys
 from splitinfer.core.kv.budget import NOTHING, NeverFits
 from splitinfer.core.picture import chunk_end
@@ -198,7 +199,7 @@ class Scheduler:
         self.kv.clear(kept)
         self.batches.clear()
         self._regroup()
-        self._chunks.end_round()
+        self._chunks.share = Share()
         for seq in self.running.values():
             self.speculation.forget(seq)
             seq.forget_stages()
@@ -230,7 +231,7 @@ class Scheduler:
             self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running
         )
         self._policy = Policy(policy_config)
-        self._chunks.end_round()
+        self._chunks.share = Share()
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -291,7 +292,7 @@ class Scheduler:
     def _tokens(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Append a plan's sampled tokens to its sequences. Return the events."""
         sampled = {one.seq_id: one for one in result.sampled}
-        events, decoding = list[TokenEvent](), list[Sequence]()
+        events, joining, decoding = list[TokenEvent](), list[Sequence](), self.batches.ids
         for part in plan.slices:
             seq = self.running.get(part.seq_id)
             if seq is None:
@@ -308,9 +309,10 @@ class Scheduler:
                 continue
             if found.drafts and found.tokens and seq.ballot is None:
                 self.speculation.propose(seq, found.drafts, self.config.longest(seq))
-            if part.num_logits:
-                decoding.append(seq)
-        self.batches.join_new(decoding)  # after ended sequences have left, so that groups stay equal
+            if part.num_logits and seq.seq_id not in decoding:
+                joining.append(seq)
+        for seq in joining:  # after ended sequences have left, so that groups stay equal
+            self.batches.join(seq)
         return events
 
     def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> list[TokenEvent]:
@@ -320,7 +322,9 @@ class Scheduler:
         if part.num_drafts and not tokens:  # the slice was rejected
             speculation.counts.rejected += 1
             return []
-        tokens, alternatives = self._before_ballot(seq, tokens)
+        alternatives: Texts = ()
+        if seq.rules is not None:
+            tokens, alternatives = self._before_ballot(seq, seq.rules, tokens)
         found = seq.extend([token.token_id for token in tokens], self.config.max_len, self._now)
         if found.verdicts:
             speculation.judged(seq.seq_id, part, found)
@@ -334,14 +338,14 @@ class Scheduler:
             self.prefix_cache.store_full_blocks(seq, self.kv.used)  # only now is the state exact at their end
         return events
 
-    def _before_ballot(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> tuple[tuple[SampledToken, ...], Texts]:
+    def _before_ballot(
+        self, seq: Sequence, rules: TokenRules, tokens: tuple[SampledToken, ...]
+    ) -> tuple[tuple[SampledToken, ...], Texts]:
         """Return the sampled tokens up to a place where alternatives must be scored, and the alternatives. The token
         sampled there is only the likeliest beginning, so it is left out."""
-        if seq.rules is None:
-            return tokens, ()
         answer, longest = seq.answer, self.config.longest(seq) - len(seq.tokens)
         for count in range(len(tokens)):
-            found = seq.rules.alternatives([*answer, *(token.token_id for token in tokens[:count])])
+            found = rules.alternatives([*answer, *(token.token_id for token in tokens[:count])])
             if found and count + max(map(len, found)) <= longest:
                 return tokens[:count], found
         return tokens, ()
@@ -441,13 +445,16 @@ class Scheduler:
         ready += [(seq, match.num_tokens) for seq, match in admissions]
         # ``ready`` has the decodes of all groups: lower ranks must not take the KV that they need next.
         ready.sort(key=lambda one: one[0].precedence)
-        prompts = [one for one in ready if one[0] not in self.batches]
-        room, share = self._chunks.room(self.config, rules, going, prompts, num_decoding, begins=bool(admissions))
+        decoding = self.batches.ids
+        prompts = [one for one in ready if one[0].seq_id not in decoding]
+        room, share = 0, Share()
+        if prompts:
+            room, share = self._chunks.room(self.config, rules, going, prompts, num_decoding, begins=bool(admissions))
         granted, chunks = self._allocate(ready, room, min(len(prompts), self.config.policy_config.max_partial_prefills))
         # Cut after allocating KV: a sequence without KV must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
-        rows = list(accumulate(seq.num_rows for seq in able))
-        most_decodes = max(1, sum(total <= budget for total in rows))  # a text that is scored may be longer: alone
+        rows = list(accumulate([seq.num_rows for seq in able], initial=0))
+        most_decodes = max(1, bisect_right(rows, budget) - 1)  # a text that is scored may be longer: alone
         decodes, late = able[:most_decodes], able[most_decodes:]
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         beginning = {seq.seq_id for seq, _ in chunks}
@@ -455,7 +462,7 @@ class Scheduler:
         if not decodes and not chunks:
             return None
         work = [*((seq, 1) for seq in decodes), *chunks]
-        room = budget - sum(seq.num_rows for seq in decodes) - sum(size for _, size in chunks)
+        room = budget - rows[len(decodes)] - sum([size for _, size in chunks])
         drafts = self._allocate_drafts(decodes, room)
         if chunks:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
@@ -482,12 +489,12 @@ class Scheduler:
     ) -> tuple[set[int], list[SequenceWork]]:
         """Promise KV by rank and cut chunks. Return the ids of the sequences that may decode, and the chunks.
         ``side_by_side``: the number of prompts that share the room."""
-        granted, chunks, room_to_score = set[int](), list[SequenceWork](), _MOST_SCORED
+        granted, chunks, room_to_score, decoding = set[int](), list[SequenceWork](), _MOST_SCORED, self.batches.ids
         quota = max(room // side_by_side, LEAST_CHUNK) if side_by_side > 1 else room
         for seq, start in ready:
             if seq.seq_id in self._preempted:
                 continue
-            if seq in self.batches:
+            if seq.seq_id in decoding:
                 if self._promise(seq, start + seq.num_rows):
                     granted.add(seq.seq_id)
                 continue
@@ -570,9 +577,9 @@ class Scheduler:
                     continue  # an earlier sequence of this loop took its KV
                 if seq.num_awaited or self._promise(seq, seq.num_scheduled + seq.num_rows):
                     decodes.append(seq)
-            rows = list(accumulate(seq.num_rows if seq.num_to_compute else 0 for seq in decodes))
-            decodes = decodes[: sum(total <= budget for total in rows)]
-            drafts = self._allocate_drafts(decodes, budget - (rows[len(decodes) - 1] if decodes else 0))
+            rows = list(accumulate([seq.num_rows if seq.num_to_compute else 0 for seq in decodes], initial=0))
+            decodes = decodes[: bisect_right(rows, budget) - 1]
+            drafts = self._allocate_drafts(decodes, budget - rows[len(decodes)])
             work = [(seq, seq.num_to_compute) for seq in decodes if seq.num_to_compute or seq.seq_id in drafts]
             if work:
                 self._chunks.note(Share(), has_chunks=False)
