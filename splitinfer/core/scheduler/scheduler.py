@@ -235,13 +235,6 @@ class Scheduler:
 
     # -- groups --------------------------------------------------------------------------------
 
-    def fix_groups(self, count: int | None) -> None:
-        """Make sequences decode in ``count`` groups, at most as many as configured; ``None``: as configured."""
-        self.chooser.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
-        self.chooser.fixed = self.config.fixed_groups or count is not None
-        self.chooser.choose({}, None, has_drafter=False)
-        self._regroup()
-
     def _regroup(self, *, has_learned: bool = False) -> None:
         """Choose again, if that is due, how many groups decode in turn and which members get drafts. Then move members.
         ``has_learned``: whether the costs may have changed."""
