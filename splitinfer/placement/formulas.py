@@ -24,6 +24,7 @@ from itertools import accumulate, pairwise
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.scheduler.microbatches import even_share
+from splitinfer.core.speculation.chooser import emitted
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Asked
@@ -34,7 +35,6 @@ HEAD_ROWS = 64  # the most rows of the head in a step: it computes one of a chun
 _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
 MOST_ALONE, MOST_EACH = _ALONE[-1], _EACH[-1]
-_CERTAIN = 0.995  # bound on acceptance: with 1, runs of right drafts would be infinite
 _SEVERAL = 8  # sequences in a round of drafts
 _UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link, if no link was measured
 
@@ -72,13 +72,12 @@ class Formulas:
         return plain if acceptance is None else max(plain, *(self._drafted(cut, k, acceptance) for k in _ALONE))
 
     def _drafted(self, cut: Cut, k: int, acceptance: float) -> float:
-        a, drafting = min(acceptance, _CERTAIN), self._drafting(cut, 1, k)
+        drafting = self._drafting(cut, 1, k)
         once = drafting + self._latency(cut, k + 1)
-        alone = (1 - a ** (k + 1)) / (1 - a) / once
         first, *others = self._seconds(cut, self._block(k, 1))
         apart = self._longest(cut, [first + drafting + self._coordinating, *others])
-        flies = others and a and not self._at_end
-        return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if flies else 0.0)
+        in_flight = once / apart if others and apart and not self._at_end else 1
+        return max(emitted(acceptance, k), emitted(acceptance, k, in_flight)) / once
 
     def _latency(self, cut: Cut, rows: int) -> float:
         """Return the seconds of a step of one sequence from stage to stage and back."""
@@ -105,7 +104,7 @@ class Formulas:
         return max(self._grouped(cut, g, k, acceptance or 0.0) for g in groups for k in drafts)
 
     def _grouped(self, cut: Cut, groups: int, k: int, acceptance: float) -> float:
-        streams, a = self._asked.streams, min(acceptance, _CERTAIN)
+        streams = self._asked.streams
         members = -(-streams // groups)
         each = self._seconds(cut, self._block(k + 1, members))
         each[-1 if self._at_end else 0] += self._drafting(cut, members, k)
@@ -113,7 +112,7 @@ class Formulas:
         if k and not self._at_end:
             each[0] += self._coordinating  # the first stage waits for the coordinator after its drafts
         period = max(groups * self._longest(cut, each), passing)
-        return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
+        return streams * emitted(acceptance, k) / period
 
     def _drafting(self, cut: Cut, members: int, k: int) -> float:
         """Return the seconds of ``k`` drafts for each of ``members`` sequences."""
