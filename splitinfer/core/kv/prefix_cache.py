@@ -290,7 +290,7 @@ class PrefixCache:
         evicted, preempted = list[Block](), list[Sequence]()
         if not self.budget.fits(use):
             pinned, together = self.pinned, len(self.tree) >> 10
-            for block in self.evictable():
+            for block in self.sessions.evictable(self.tree):
                 if block not in keep and block not in pinned:
                     evicted.append(block)
                     use -= STORED_BLOCK
@@ -308,10 +308,6 @@ class PrefixCache:
         return preempted
 
     # -- evicting ------------------------------------------------------------------------------
-
-    def evictable(self) -> Iterator[Block]:
-        """Yield blocks in eviction order, the blocks of open conversations last. Changes nothing."""
-        return self.sessions.evictable(self.tree)
 
     def evict(self, block: Block) -> None:
         """Drop a leaf from memory."""
@@ -433,7 +429,7 @@ class OpenConversations:
         self._last.clear()
 
     def evictable(self, tree: BlockTree) -> Iterator[Block]:
-        """Yield the blocks of a tree in eviction order. Changes nothing."""
+        """Yield the blocks of a tree in eviction order, the ones of open conversations last. Changes nothing."""
         are_last = self._blocks(int(_SHARE * len(tree)))
         yield from (block for block in tree.evictable() if block not in are_last)
         yield from (block for block in tree.evictable() if block in are_last)

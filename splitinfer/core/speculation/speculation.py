@@ -47,11 +47,6 @@ class Proposal:
     num_misses: int
     drafts: list[Draft] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, seq: Sequence, count: int) -> "Proposal":
-        """Return a proposal for a sequence in its present state."""
-        return cls(seq, count, seq.num_streamed, seq.drafts.num_misses)
-
     @property
     def stands(self) -> bool:
         """Whether it is still valid: the sequence goes on, and no draft before or among its own was wrong."""
@@ -160,7 +155,7 @@ class Speculation:
             start = before if seq.drafts.ahead else before - 1
             reaches_end = bool(seq.drafts.ahead) and before % self.block == 0
             count = 0 if reaches_end else min(count, (start // self.block + 1) * self.block - known)
-        return Proposal.of(seq, count) if count > 0 else None
+        return Proposal(seq, count, known, seq.drafts.num_misses) if count > 0 else None
 
     def jump_forward(self, seq: Sequence, longest: int) -> None:
         """Queue the tokens that the rules force after a sequence's stream, if they may be its next block. They cost no
