@@ -85,10 +85,10 @@ class Scheduler:
         self.speculation = Speculation(
             self.costs,
             self.chooser,
+            config.longest,
             config.rewind,
             config.blocks.keeps_blocks,
             self.kv.budget.block,
-            is_at_end=config.drafts_at_end,
             choosers=Choosers() if config.with_ngrams else None,
         )
         self.num_preemptions = 0
@@ -301,7 +301,7 @@ class Scheduler:
             if seq.finish_reason is not None:
                 continue
             if found.drafts and found.tokens and seq.ballot is None:
-                self.speculation.propose(seq, found.drafts, self.config.longest(seq))
+                self.speculation.propose(seq, found.drafts)
             if part.num_logits and seq.seq_id not in decoding:
                 joining.append(seq)
         for seq in joining:  # after ended sequences have left, so that groups stay equal
@@ -368,12 +368,12 @@ class Scheduler:
         """Return the proposals for sequences of one step, as far as it has room. While a prompt is read, half the room
         is for it."""
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
-        return self.speculation.proposals(members, room // 2 if self._reads_prompts else room, self.config.longest)
+        return self.speculation.proposals(members, room // 2 if self._reads_prompts else room)
 
     def take_drafts(self, proposal: Proposal) -> None:
         """Take in the drafts made for a proposal: all, fewer or none. Results may have come since it was made."""
         if self.running.get(proposal.seq.seq_id) is proposal.seq:
-            self.speculation.take(proposal, self.config.longest(proposal.seq))
+            self.speculation.take(proposal)
 
     @property
     def drafts_next(self) -> list[Sequence]:
@@ -386,7 +386,7 @@ class Scheduler:
         """Queue the tokens that the rules force as drafts."""
         for seq in self.running.values():
             if seq.rules is not None and seq in self.batches:
-                self.speculation.jump_forward(seq, self.config.longest(seq))
+                self.speculation.jump_forward(seq)
 
     # -- plans out ---------------------------------------------------------------------------
 
@@ -549,7 +549,7 @@ class Scheduler:
             end = len(seq.tokens)
             if seq.rules is None or starts[seq] + size < end:
                 continue
-            tokens = list(self.speculation.opening(seq, self.config.longest(seq))[:room])
+            tokens = list(self.speculation.opening(seq)[:room])
             while tokens and not self.kv.allocate_spare(end, end + len(tokens)):
                 tokens.pop()
             if tokens:
@@ -623,7 +623,7 @@ class Scheduler:
             self.speculation.counts.blocks += 1
             self.speculation.counts.sent += num_drafts
         if num_logits and self.config.drafts_at_end:
-            num_next = self.speculation.num_next(seq, self.config.longest(seq))
+            num_next = self.speculation.num_next(seq)
         scored = seq.sent(start + 1, min(end, seq.num_prompt_tokens - 1) + 1) if seq.num_to_score else ()
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
 
