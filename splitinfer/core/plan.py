@@ -12,6 +12,7 @@ Results hold token ids, never hidden states.
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -360,13 +361,10 @@ class FiguresLater(Seq[StageFigures]):
 
     def __init__(self, read: Callable[[], tuple[StageFigures, ...]]) -> None:
         self._read = read
-        self._found: tuple[StageFigures, ...] | None = None
 
-    @property
+    @cached_property
     def _all(self) -> tuple[StageFigures, ...]:
-        if self._found is None:
-            self._found = self._read()
-        return self._found
+        return self._read()
 
     def __getitem__(self, at: Any) -> Any:
         return self._all[at]

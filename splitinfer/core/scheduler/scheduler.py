@@ -355,9 +355,9 @@ class Scheduler:
         for group in order:
             members = self.batches.members(group)
             if members and not self.batches.is_in_flight(group):
-                waits = self._reads_prompts and not self._rules(group).decodes_go
+                waits = self._num_reading and not self._rules(group).decodes_go
                 return [] if waits else self._proposals_of(members)
-        if self._reads_prompts:
+        if self._num_reading:
             return []
         for group in order:
             if found := self._proposals_of(self.batches.going_on(group, self.speculation.may_follow)):
@@ -368,7 +368,7 @@ class Scheduler:
         """Return the proposals for sequences of one step, as far as it has room. While a prompt is read, half the room
         is for it."""
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
-        return self.speculation.proposals(members, room // 2 if self._reads_prompts else room)
+        return self.speculation.proposals(members, room // 2 if self._num_reading else room)
 
     def take_drafts(self, proposal: Proposal) -> None:
         """Take in the drafts made for a proposal: all, fewer or none. Results may have come since it was made."""
@@ -404,7 +404,7 @@ class Scheduler:
         return plan
 
     def _next_plan(self) -> StepPlan | None:
-        has_prompts = bool(self.waiting) or self._reads_prompts
+        has_prompts = bool(self.waiting or self._num_reading)
         for group in self._groups_in_turn():
             plan = self._plan_of(group) if self.batches.may_go(group, alone=has_prompts) else None
             if plan is not None:
@@ -639,17 +639,15 @@ class Scheduler:
     def _num_decoding(self) -> int:
         """The number of sequences that decode, or will when a result under way arrives: steps planned now delay their
         next token."""
-        return len(self.batches) + sum([not seq.num_to_compute for seq in self._not_decoding()])
+        return len(self.running) - self._num_reading
 
     @property
-    def _reads_prompts(self) -> bool:
-        """Whether an admitted sequence has prompt tokens that are in no plan yet."""
-        return any(seq.num_to_compute for seq in self._not_decoding())
-
-    def _not_decoding(self) -> list[Sequence]:
-        if len(self.batches) == len(self.running):
-            return []
-        return [seq for seq in self.running.values() if seq not in self.batches]
+    def _num_reading(self) -> int:
+        """The number of admitted sequences with prompt tokens that are in no plan yet."""
+        decoding = self.batches.ids
+        if len(decoding) == len(self.running):
+            return 0
+        return sum([seq.num_to_compute > 0 for seq_id, seq in self.running.items() if seq_id not in decoding])
 
     @property
     def _kv_share(self) -> float:
