@@ -454,7 +454,7 @@ class Scheduler:
         admissions = [one for one in admissions if one[0].seq_id in beginning]
         if not decodes and not chunks:
             return None
-        work = [*((seq, 1) for seq in decodes), *chunks]
+        work = [(seq, 1) for seq in decodes] + chunks
         room = budget - rows[len(decodes)] - sum([size for _, size in chunks])
         drafts = self._allocate_drafts(decodes, room)
         if chunks:
@@ -597,7 +597,7 @@ class Scheduler:
         if new or fetches:
             self.kv.free_retained()
         freed, retained = self.kv.take_ended()
-        slices = tuple(self._slice(seq, size, drafts.get(seq.seq_id, 0)) for seq, size in work)
+        slices = tuple([self._slice(seq, size, drafts.get(seq.seq_id, 0)) for seq, size in work])
         plan = StepPlan(self._next_step, new, slices, freed, saves, dropped, fetches, erased, retained)
         self._next_step += 1
         for part in slices:
