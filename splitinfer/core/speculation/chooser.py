@@ -234,8 +234,8 @@ class GroupChooser:
         """Count a step that has returned."""
         self._since += 1
         self._steps += 1
-        if plan.has_only_logits:
-            self._most_tried = max(self._most_tried, plan.num_tokens)
+        if plan.num_tokens > self._most_tried and plan.has_only_logits:
+            self._most_tried = plan.num_tokens
 
     def tried(self, seq_id: int, tried: int, accepted: int) -> None:
         """Learn from the verdict on a sequence's drafts."""
