@@ -18,7 +18,7 @@ Stages on one device, the coordinator's and those at ``local``, compute one afte
 best of all. Seconds of a stage are differences of sums over the layers.
 """
 
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, pairwise
 
 from splitinfer.core.costs.shape import Shape
@@ -56,7 +56,7 @@ class Formulas:
         self._has_disks = any(each.disk for each in profiles.machines) and any(
             layer.experts for layer in self._model.layers
         )
-        self._missing = cache(partial(_missing, Memory(profiles, asked)))
+        self._in_memory = cache(Memory(profiles, asked).in_memory)
         self._is_here = [not here.isdisjoint(machine.ranks) for machine in profiles.machines]
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
 
@@ -156,16 +156,14 @@ class Formulas:
         for at, (machine, start, end) in enumerate(cut.stages() if self._has_disks else ()):
             disk, (experts, chosen) = self._profiles.machines[machine].disk, self._model.experts(start, end)
             if disk:
-                found[at] += self._missing(cut)[at] * min(experts, shape.rows * chosen) / disk
+                found[at] += (1 - self._in_memory(cut)[at]) * min(experts, shape.rows * chosen) / disk
         return found
 
     def _computing(self, cut: Cut, shape: Shape) -> list[float]:
-        found, start, last = [], 0, self._model.num_layers
-        for machine, count in zip(cut.machines, cut.layers, strict=True):
+        found, last = [], self._model.num_layers
+        for machine, start, end in cut.stages():
             sums, head = self._sums.get((machine, shape)) or self._summed(machine, shape)
-            end = start + count
             found.append(sums[end] - sums[start] + self._profiles.machines[machine].step + head * (end == last))
-            start = end
         return found
 
     def _longest(self, cut: Cut, seconds: list[float]) -> float:
@@ -186,11 +184,6 @@ class Formulas:
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
         hosts = sum(self._profiles.machines[place].host for place in (0, *cut.machines))
         return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts
-
-
-def _missing(memory: Memory, cut: Cut) -> list[float]:
-    """Return the share of each stage's experts that has no room in memory."""
-    return [1 - share for share in memory.in_memory(cut)]
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
