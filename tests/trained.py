@@ -183,9 +183,9 @@ def noted_proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], li
     """What the last stage drafts from now on: tokens so far, and the drafts behind them."""
     proposed, propose = list[tuple[list[int], list[int]]](), Speculation.propose
 
-    def noted(self: Speculation, seq: Any, drafts: Any, longest: int) -> None:
+    def noted(self: Speculation, seq: Any, drafts: Any) -> None:
         proposed.append((list(seq.tokens), list(drafts)))
-        propose(self, seq, drafts, longest)
+        propose(self, seq, drafts)
 
     monkeypatch.setattr(Speculation, "propose", noted)
     return proposed

@@ -179,7 +179,7 @@ class Trials:
 
     def _seconds(self, rows: int) -> list[float]:
         """Seconds of a step of short sequences on each stage."""
-        return [device.stages[0].at(Shape.of_single_rows([_PROMPT] * rows)) for device in self.devices]
+        return [device.stages[0].at(Shape(rows, rows * (_PROMPT + 1))) for device in self.devices]
 
     def _streams(self, name: str, count: int, num_tokens: int) -> list["Stream"]:
         return [self._submit(f"{name} {i}", _PROMPT, num_tokens) for i in range(count)]

@@ -29,6 +29,7 @@ from splitinfer.bench.figures import Run, throughput
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together
 from splitinfer.config import find_layout
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.llm import LLM, Settings
@@ -88,9 +89,17 @@ class Trials:
     def ask(self, prompts: Sequence[tuple[int, ...]], system: System, tokens: int) -> list[Run]:
         """All requests at once, by one system."""
         groups, flight = system
-        self.llm._engine.call(lambda loop: loop.scheduler.fix_groups(groups))
+        self.llm._engine.call(lambda loop: _fix_groups(loop.scheduler, groups))
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         return together([self.llm.submit(list(prompt), params, flight=flight) for prompt in prompts])
+
+
+def _fix_groups(scheduler: Scheduler, count: int | None) -> None:
+    """Have the next sequences decode in ``count`` groups, at most as many as configured; None: as configured."""
+    chooser, most = scheduler.chooser, scheduler.config.num_groups
+    chooser.most_groups = most if count is None else min(count, most)
+    chooser.fixed = scheduler.config.fixed_groups or count is not None
+    chooser.choose({}, None, has_drafter=False)
 
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -21,7 +21,6 @@ NAME, ID, NUMBER, ARGUMENTS, KEY = "\ufdd4", "\ufdd5", "\ufdd6", "\ufdd7", "\ufd
 """What stands in a description for what varies."""
 
 _DEEPEST = 64  # of schemas inside schemas
-_SHOWN = {NAME: "NAME", ID: "ID", NUMBER: "NUMBER", ARGUMENTS: "ARGUMENTS", KEY: "KEY"}
 KINDS: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "boolean": (bool,), "integer": (int,), "number": (int, float), "null": (type(None),),
     "array": (list,), "object": (dict,),
@@ -85,15 +84,6 @@ class CallSyntax:
     def has_marker(self) -> bool:
         """Whether something marks a call that no other text has."""
         return bool((self.opens + self.before + self.head).strip(" \n[{\"'"))
-
-    @property
-    def shown(self) -> str:
-        """The description as a text for people, for the section around one call."""
-        arguments = ARGUMENTS
-        if (keyed := self.keyed) is not None:
-            arguments = f"{keyed.opens}{KEY}{keyed.middle('')}{keyed.quote}VALUE{keyed.quote}{keyed.closes}"
-        body = f"{self.before}{self.body.replace(ARGUMENTS, arguments)}{self.behind}"
-        return "".join(_SHOWN.get(letter, letter) for letter in f"{self.opens}{body}{self.closes}")
 
     @property
     def example(self) -> str:
@@ -217,7 +207,7 @@ def referred(name: str, root: Any) -> Any:
 
 def _fixed(text: str) -> list[str]:
     """Return the parts of a text that do not vary."""
-    for letter in _SHOWN:
+    for letter in (ID, NUMBER, ARGUMENTS, KEY):
         text = text.replace(letter, NAME)
     return text.split(NAME)
 

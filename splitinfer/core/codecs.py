@@ -30,7 +30,7 @@ MOST_WIDTH = 1 << 16  # values of a row: a spike's index has 16 bits
 
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "uint16": 2}
 _MARGIN = 1.1  # factor by which packing must be faster
-RowRun = tuple[int, int]  # rows [start, end) of a step
+RowRun = tuple[int, int]  # rows [start, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ a flag for each row: whether the rank's half depends on it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, pairwise
+from itertools import chain, combinations
 
+from splitinfer.core.codecs import RowRun, runs_of
 from splitinfer.core.layout import RANKS
 
-Run = tuple[int, int]  # rows [start, end)
 Number = tuple[str, str]  # a module's path and the name of its attribute
 
 _MOST_CHANGES = 3  # of the likely choice of counts
@@ -25,11 +25,11 @@ class Kept:
     its numbers that are."""
 
     axis: int
-    runs: tuple[tuple[Run, ...], ...]
+    runs: tuple[tuple[RowRun, ...], ...]
     share: float
 
 
-def half_of_columns(count: int, rank: int) -> Run:
+def half_of_columns(count: int, rank: int) -> RowRun:
     """Return the columns [start, end) of a rank.
 
     Raises:
@@ -53,15 +53,9 @@ def kept_rows(*reached: Sequence[Sequence[bool]]) -> Kept | None:
         unused = [not any(row) for row in zip(*flags, strict=True)]
         rows = [[i for i, is_own in enumerate(own) if is_own or unused[i]] for own in flags]
         if len({len(own) for own in rows}) == 1 and len(rows[0]) < len(unused):
-            runs = tuple(tuple(_runs(own)) for own in rows)
+            runs = tuple(map(runs_of, rows))
             found.append(Kept(axis - len(reached[0]), runs, len(rows[0]) / len(unused)))
     return min(found, key=lambda kept: kept.share, default=None)
-
-
-def _runs(rows: Sequence[int]) -> Iterator[Run]:
-    ends = [i for i, (a, b) in enumerate(pairwise(rows), 1) if b != a + 1]
-    for start, end in pairwise([0, *ends, len(rows)]):
-        yield rows[start], rows[end - 1] + 1
 
 
 def counts_to_try(numbers: Mapping[Number, int], sizes: Iterable[int]) -> Iterator[tuple[Number, ...]]:

@@ -12,6 +12,7 @@ Results hold token ids, never hidden states.
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -136,10 +137,10 @@ class Slice:
         """Return whether ``found`` is a possible result for its rows and drafts. ``found``: None if no result came,
         because nothing was asked for or a stage left it out. ``tokens``: its sequence's before the result; None if it
         has ended."""
-        sampled = () if found is None else tuple(token.token_id for token in found.tokens)
+        sampled = () if found is None else tuple([token.token_id for token in found.tokens])
         if found is not None and len(found.drafts) > self.num_next:
             return False
-        if found is not None and tuple(one.token_id for one in found.scored) != self.scored:
+        if found is not None and tuple([one.token_id for one in found.scored]) != self.scored:
             return False
         if not self.num_drafts:
             return len(sampled) == self.num_logits and (found is not None or not self.num_rows)
@@ -255,7 +256,7 @@ class StepPlan:
     @property
     def has_only_logits(self) -> bool:
         """Whether it has rows and each of them wants logits, as in decodes and drafts."""
-        return bool(self.slices) and all(part.num_logits == len(part.token_ids) for part in self.slices)
+        return bool(self.slices) and sum([part.num_logits for part in self.slices]) == self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,13 +361,10 @@ class FiguresLater(Seq[StageFigures]):
 
     def __init__(self, read: Callable[[], tuple[StageFigures, ...]]) -> None:
         self._read = read
-        self._found: tuple[StageFigures, ...] | None = None
 
-    @property
+    @cached_property
     def _all(self) -> tuple[StageFigures, ...]:
-        if self._found is None:
-            self._found = self._read()
-        return self._found
+        return self._read()
 
     def __getitem__(self, at: Any) -> Any:
         return self._all[at]

@@ -110,7 +110,7 @@ class DraftNotes:
         drafts = tuple(self.waiting[:count])
         del self.waiting[:count]
         self.ahead += drafts
-        self.were_planned |= bool(drafts)
+        self.were_planned = True
         return drafts
 
     def missed(self, token_id: int) -> bool:
@@ -294,7 +294,9 @@ class Sequence:
 
     def go(self, size: int, num_drafts: int, now: float) -> tuple[int, ...]:
         """Move the next ``size`` known tokens and the first waiting drafts after them into a plan, and return them."""
-        token_ids = (*self.sent(self.num_scheduled, self.num_scheduled + size), *self.drafts.go(num_drafts))
+        token_ids = self.sent(self.num_scheduled, self.num_scheduled + size)
+        if num_drafts:
+            token_ids += self.drafts.go(num_drafts)
         self.num_scheduled += len(token_ids)
         self.num_in_flight += 1
         self.num_awaited += 1

@@ -63,13 +63,9 @@ class StopMatcher:
         return StopUpdate(text[:keep])
 
     def finish(self, *, is_cut: bool = False) -> StopUpdate:
-        """Return the text held back as an update."""
-        return StopUpdate(self.flush())
-
-    def flush(self) -> str:
         """Return the text held back when the text has ended without a complete stop string."""
         held, self.held = self.held, ""
-        return held
+        return StopUpdate(held)
 
     def _num_held(self, text: str) -> int:
         """Return the length of the longest suffix of ``text`` that a stop string begins with."""

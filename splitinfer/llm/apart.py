@@ -23,8 +23,8 @@ class Apart:
     def finish(self, *, is_cut: bool = False) -> StopUpdate:
         """Return the parts held back, when the answer has ended. ``is_cut``: it would have gone on."""
         update = self._update(self._parser.finish(is_cut=is_cut))
-        held = self._stops.flush()
-        return update if update.stopped is not None else _made([*update.parts, TextPart(held)])
+        held = self._stops.finish()
+        return update if update.stopped is not None else _made([*update.parts, TextPart(held.text)])
 
     def _update(self, parts: Iterable[AnswerPart]) -> StopUpdate:
         if not self._has_stops:
@@ -32,7 +32,7 @@ class Apart:
         found = list[AnswerPart]()
         for part in parts:
             if not isinstance(part, TextPart):
-                found += [TextPart(self._stops.flush()), part]
+                found += [TextPart(self._stops.finish().text), part]
                 continue
             update = self._stops.feed(part.text)
             found.append(TextPart(update.text))

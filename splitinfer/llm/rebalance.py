@@ -175,7 +175,7 @@ def live_figures(
     load = watch.load()
     model, _ = engine.carry_out(lambda: profile_of(layout, checkpoint))
     speculation, draft, acceptance = scheduler.speculation, 0.0, None
-    if speculation is not None and layout.draft is not None:
+    if layout.draft is not None:
         draft = scheduler.costs.drafting(1)
         model = model if model.draft is not None else replace(model, draft=DraftProfile(layout.draft))
         tried, right = sum(speculation.counts.tried_at), sum(speculation.counts.accepted_at)

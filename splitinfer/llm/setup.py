@@ -141,7 +141,6 @@ class PipelineSetup:
             drafts_at_end=bool(self._drafter_at_end) and pipeline.drafts,
             with_ngrams=bool(self._drafter_at_end) and pipeline.drafts and str(self.layout.draft).endswith(WITH_NGRAMS),
             drafts_at_once=0 if self._trained is None else at_once(self._trained),
-            jumps_forward=pipeline.rewind != NEVER,
             num_stages=stages,
             rewind=pipeline.rewind,
             policy_config=self.serving_options.policy_config,

@@ -185,8 +185,7 @@ def _top(layout: Layout) -> dict[str, Any]:
         for name in ("model", "draft", "dtype", "kv_format", "float32_head")
         if getattr(layout, name) != getattr(plain, name)
     }
-    options = {name: value for name, value in asdict(layout.serving).items() if value is not None}
-    serving = {name: str(value) if isinstance(value, str) else value for name, value in options.items()}
+    serving = layout.serving.as_dict()
     return {**found, "serving": serving} if serving else found
 
 

@@ -18,12 +18,13 @@ Stages on one device, the coordinator's and those at ``local``, compute one afte
 best of all. Seconds of a stage are differences of sums over the layers.
 """
 
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, pairwise
 
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.scheduler.microbatches import even_share
+from splitinfer.core.speculation.chooser import emitted
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Asked
@@ -34,7 +35,6 @@ HEAD_ROWS = 64  # the most rows of the head in a step: it computes one of a chun
 _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
 MOST_ALONE, MOST_EACH = _ALONE[-1], _EACH[-1]
-_CERTAIN = 0.995  # bound on acceptance: with 1, runs of right drafts would be infinite
 _SEVERAL = 8  # sequences in a round of drafts
 _UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link, if no link was measured
 
@@ -56,7 +56,7 @@ class Formulas:
         self._has_disks = any(each.disk for each in profiles.machines) and any(
             layer.experts for layer in self._model.layers
         )
-        self._missing = cache(partial(_missing, Memory(profiles, asked)))
+        self._in_memory = cache(Memory(profiles, asked).in_memory)
         self._is_here = [not here.isdisjoint(machine.ranks) for machine in profiles.machines]
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
 
@@ -72,13 +72,12 @@ class Formulas:
         return plain if acceptance is None else max(plain, *(self._drafted(cut, k, acceptance) for k in _ALONE))
 
     def _drafted(self, cut: Cut, k: int, acceptance: float) -> float:
-        a, drafting = min(acceptance, _CERTAIN), self._drafting(cut, 1, k)
+        drafting = self._drafting(cut, 1, k)
         once = drafting + self._latency(cut, k + 1)
-        alone = (1 - a ** (k + 1)) / (1 - a) / once
         first, *others = self._seconds(cut, self._block(k, 1))
         apart = self._longest(cut, [first + drafting + self._coordinating, *others])
-        flies = others and a and not self._at_end
-        return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if flies else 0.0)
+        in_flight = once / apart if others and apart and not self._at_end else 1
+        return max(emitted(acceptance, k), emitted(acceptance, k, in_flight)) / once
 
     def _latency(self, cut: Cut, rows: int) -> float:
         """Return the seconds of a step of one sequence from stage to stage and back."""
@@ -105,7 +104,7 @@ class Formulas:
         return max(self._grouped(cut, g, k, acceptance or 0.0) for g in groups for k in drafts)
 
     def _grouped(self, cut: Cut, groups: int, k: int, acceptance: float) -> float:
-        streams, a = self._asked.streams, min(acceptance, _CERTAIN)
+        streams = self._asked.streams
         members = -(-streams // groups)
         each = self._seconds(cut, self._block(k + 1, members))
         each[-1 if self._at_end else 0] += self._drafting(cut, members, k)
@@ -113,7 +112,7 @@ class Formulas:
         if k and not self._at_end:
             each[0] += self._coordinating  # the first stage waits for the coordinator after its drafts
         period = max(groups * self._longest(cut, each), passing)
-        return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
+        return streams * emitted(acceptance, k) / period
 
     def _drafting(self, cut: Cut, members: int, k: int) -> float:
         """Return the seconds of ``k`` drafts for each of ``members`` sequences."""
@@ -157,16 +156,14 @@ class Formulas:
         for at, (machine, start, end) in enumerate(cut.stages() if self._has_disks else ()):
             disk, (experts, chosen) = self._profiles.machines[machine].disk, self._model.experts(start, end)
             if disk:
-                found[at] += self._missing(cut)[at] * min(experts, shape.rows * chosen) / disk
+                found[at] += (1 - self._in_memory(cut)[at]) * min(experts, shape.rows * chosen) / disk
         return found
 
     def _computing(self, cut: Cut, shape: Shape) -> list[float]:
-        found, start, last = [], 0, self._model.num_layers
-        for machine, count in zip(cut.machines, cut.layers, strict=True):
+        found, last = [], self._model.num_layers
+        for machine, start, end in cut.stages():
             sums, head = self._sums.get((machine, shape)) or self._summed(machine, shape)
-            end = start + count
             found.append(sums[end] - sums[start] + self._profiles.machines[machine].step + head * (end == last))
-            start = end
         return found
 
     def _longest(self, cut: Cut, seconds: list[float]) -> float:
@@ -187,11 +184,6 @@ class Formulas:
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
         hosts = sum(self._profiles.machines[place].host for place in (0, *cut.machines))
         return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts
-
-
-def _missing(memory: Memory, cut: Cut) -> list[float]:
-    """Return the share of each stage's experts that has no room in memory."""
-    return [1 - share for share in memory.in_memory(cut)]
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:

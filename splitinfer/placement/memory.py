@@ -54,23 +54,16 @@ class Memory:
         return [share.get(host, 1.0) for host in self._hosts(cut)]
 
     def _on_disk(self, cut: Cut) -> dict[int, int]:
-        """Return the bytes of experts that may stay on disk on each machine of a cut, by its place. Return nothing if a
-        sequence of the context that is asked for fits beside all of them, because then all are in memory."""
-        on_disk = self._may_stay_on_disk(cut)
-        is_needed = any(on_disk.values()) and max(self._lacks(cut, self._asked.context, 1).values()) > 0
-        return on_disk if is_needed else {}
-
-    def _may_stay_on_disk(self, cut: Cut) -> dict[int, int]:
-        """Return the bytes of experts on each machine of a cut, by its place, if the speed of its disk is known. Each
-        stage keeps those of two tokens."""
+        """Return the bytes of experts that may stay on disk on each machine of a cut, by its place, if the speed of its
+        disk is known. Each stage keeps those of two tokens. Return nothing if a sequence of the context that is asked
+        for fits beside all of them, because then all are in memory."""
         found = dict[int, int]()
         for (machine, start, end), host in zip(cut.stages(), self._hosts(cut), strict=True):
             profile, (experts, chosen) = self._machines[machine], self._model.experts(start, end)
-            for each in (self._host_of[name] for name in profile.ranks):
-                found.setdefault(each, 0)
             if profile.disk and not profile.across:
-                found[host] += max(0, experts - 2 * chosen)
-        return found
+                found[host] = found.get(host, 0) + max(0, experts - 2 * chosen)
+        is_needed = any(found.values()) and max(self._lacks(cut, self._asked.context, 1).values()) > 0
+        return found if is_needed else {}
 
     def _hosts(self, cut: Cut) -> list[int]:
         return [self._host_of[self._machines[machine].ranks[0]] for machine, _, _ in cut.stages()]

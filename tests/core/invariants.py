@@ -33,7 +33,7 @@ def _check_places(scheduler: Scheduler) -> None:
     assert len(scheduler.running) <= scheduler.config.max_running
     assert len(scheduler.waiting) <= scheduler.config.max_waiting + scheduler.config.max_running
     assert not set(scheduler.kv.freed) & set(ids), "a sequence that has not ended is to be freed"
-    members = {seq.seq_id for group in scheduler.batches.groups for seq in group}
+    members = {seq.seq_id for group in scheduler.batches._groups for seq in group}
     assert members <= set(scheduler.running), "a sequence decodes that does not run"
     for seq in scheduler.waiting:
         assert not any((seq.num_scheduled, seq.num_in_flight, seq.is_known, seq.kv_tokens)), "a waiting sequence has KV"
@@ -56,7 +56,7 @@ def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
     assert seq.num_in_flight == in_plans
     assert 0 <= seq.num_awaited <= seq.num_in_flight
     if seq in scheduler.batches:
-        assert seq.num_awaited <= 1 or scheduler.speculation is not None, "a sequence decodes twice at a time"
+        assert seq.num_awaited <= 1 or scheduler.config.speculates, "a sequence decodes twice at a time"
         assert seq.num_to_compute == int(not seq.num_awaited), "a token was computed twice or got lost"
         assert not seq.drafts.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.drafts.ahead), "a draft got lost"
         assert seq.num_streamed < scheduler.config.longest(seq) or not seq.drafts.ahead
@@ -80,10 +80,10 @@ def check_kv(kv: KVManager, running: Iterable[Sequence]) -> None:
 
 
 def check_batches(batches: MicroBatches) -> None:
-    ids = [seq.seq_id for group in batches.groups for seq in group]
+    ids = [seq.seq_id for group in batches._groups for seq in group]
     assert len(ids) == len(set(ids)), "a sequence is in two groups"
     assert set(ids) == set(batches._id_to_group)
-    assert all(batches._id_to_group[seq.seq_id] == i for i, group in enumerate(batches.groups) for seq in group)
+    assert all(batches._id_to_group[seq.seq_id] == i for i, group in enumerate(batches._groups) for seq in group)
     assert batches._next_to_move() is None, "groups are unequal, and a sequence could move"
 
 

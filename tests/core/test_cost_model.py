@@ -6,7 +6,7 @@ from random import Random
 from threading import Event
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from splitinfer.core.costs.model import CostModel, most_rows, quickest_size
@@ -23,7 +23,9 @@ def machine(shape: Shape) -> float:
 
 
 def some_shape(pick: Random) -> Shape:
-    shape = Shape.of_single_rows(pick.randrange(2000) for _ in range(pick.randint(0, 12)))
+    shape = Shape()
+    for _ in range(pick.randint(0, 12)):
+        shape = shape.plus(pick.randrange(2000), 1)
     return shape.plus(pick.randrange(4000), pick.choice([2, 17, 40, 100, 128])) if pick.random() < 0.6 else shape
 
 
@@ -46,13 +48,13 @@ def test_what_it_has_seen_it_knows(seed: int):
 
 def test_noise_averages_out_and_is_told_by_the_margin():
     quiet, noisy = trained(1, noise=0.01), trained(1, noise=0.1)
-    shape = Shape.of_single_rows([500] * 4).plus(1000, 100)
+    shape = Shape(4, 4 * 501).plus(1000, 100)
     assert noisy.at(shape) == pytest.approx(machine(shape), rel=0.1)
     assert quiet.margin < 1.06 < 1.12 < noisy.margin < 1.4
 
 
 def test_it_follows_a_machine_that_slows_down():
-    shape = Shape.of_single_rows([500] * 4).plus(1000, 100)
+    shape = Shape(4, 4 * 501).plus(1000, 100)
     assert trained(2, noise=0.03, drift=1.6).at(shape) == pytest.approx(1.6 * machine(shape), rel=0.12)
 
 
@@ -64,6 +66,7 @@ def test_a_hiccup_is_forgotten():
 
 
 @given(seed=st.integers(0, 2**32))
+@example(seed=10539)  # the last bit of a figure between two places
 def test_more_work_never_costs_less(seed: int):
     pick, costs = Random(seed), StageCosts()
     for _ in range(pick.randint(1, 60)):
@@ -158,7 +161,7 @@ def test_a_step_of_which_a_part_was_not_computed_teaches_nothing():
 @pytest.mark.parametrize(("seconds", "like"), [(0.3, 16), (0.12, 4)])
 def test_as_many_rows_as_the_objective_lets_through(num_decoding: int, seconds: float, like: int):
     model = CostModel([line(0.01, 0.001), line(0.005, 0.001)])
-    decodes = Shape.of_single_rows([100] * num_decoding)
+    decodes = Shape(num_decoding, 101 * num_decoding)
     found = most_rows(model, decodes, 0, 2048, 2, seconds)
     assert (num_decoding + found) % like == 0
     assert model.cycle(decodes.plus(0, found), 2) <= seconds < model.cycle(decodes.plus(0, found + like), 2)
@@ -167,7 +170,7 @@ def test_as_many_rows_as_the_objective_lets_through(num_decoding: int, seconds: 
 
 
 def test_of_a_machine_it_does_not_know_it_asks_little():
-    assert most_rows(CostModel.of(2), Shape.of_single_rows([9] * 4), 0, 512, 2, 1.0) == 16
+    assert most_rows(CostModel.of(2), Shape(4, 40), 0, 512, 2, 1.0) == 16
 
 
 def test_copying_stored_kv_is_no_cost_of_a_steps_rows():

@@ -25,7 +25,7 @@ def test_the_answer_depends_on_the_text_alone(increments: list[str], stops: list
     matcher = StopMatcher(stops)
     updates = [matcher.feed(increment) for increment in increments]
     stopped = updates[-1].stopped if updates else None
-    emitted = "".join(update.text for update in updates) + matcher.flush()
+    emitted = "".join(update.text for update in updates) + matcher.finish().text
     assert (emitted, stopped) == first_complete("".join(increments), stops)
 
 

@@ -337,7 +337,7 @@ class House:
 
     def step(self) -> StepPlan | None:
         self.draft()
-        before = {seq.seq_id: i for i, group in enumerate(self.scheduler.batches.groups) for seq in group}
+        before = {seq.seq_id: i for i, group in enumerate(self.scheduler.batches._groups) for seq in group}
         in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_awaited}
         num_plans = len(self.scheduler.in_flight)
         self.now += 1.0

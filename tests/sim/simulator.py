@@ -162,7 +162,7 @@ class Simulator:
         """Make the drafts that the scheduler proposes, round by round, and take in messages after each round; if these
         void some, those that are proposed then."""
         speculation = self.scheduler.speculation
-        if speculation is None or self.machine.drafts_at_end:
+        if self.machine.drafts_at_end:
             return
         are_overtaken = True
         while are_overtaken and (proposals := self.scheduler.proposals()):

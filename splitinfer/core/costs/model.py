@@ -57,15 +57,18 @@ class CostModel:
         returned_at: float,
         since: float | None = None,
     ) -> None:
-        """Learn from a step's figures. Times are seconds on the first stage's clock. ``returned_at``: when the figures
-        came. ``since``: when the host had nothing left to do but this step and its drafts, if that is known."""
+        """Learn from a step's figures, also from the drafts that the last stage made after it. Times are seconds on the
+        first stage's clock. ``returned_at``: when the figures came. ``since``: when the host had nothing left to do but
+        this step and its drafts, if that is known."""
         shape = Shape.of(slices)
         for each in figures:
             if 0 <= each.stage < len(self.stages) and each.rows == shape.rows:
                 self.stages[each.stage].took(shape, each.ended - each.started - each.copying)
         if len(figures) != len(self.stages):
             return
-        first = figures[0]
+        first, asked = figures[0], [part.num_next for part in slices if part.num_next]
+        if asked and figures[-1].drafting:
+            self.drafted(len(asked), 1 if self.drafts_at_once else max(asked), figures[-1].drafting)
         if since is not None:
             self._hosts.append(min(max(0.0, first.started - since), _MOST_HOST * (first.ended - first.started)))
             self.host = median(self._hosts)

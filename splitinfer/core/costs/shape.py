@@ -22,14 +22,6 @@ class Shape:
             shape = shape.plus(part.start, len(part.token_ids))
         return shape
 
-    @classmethod
-    def of_single_rows(cls, positions: Iterable[int]) -> "Shape":
-        """Return the shape of a step of decodes: one row at each of ``positions``."""
-        shape = cls()
-        for position in positions:
-            shape = shape.plus(position, 1)
-        return shape
-
     def plus(self, start: int, count: int) -> "Shape":
         """Return the shape with ``count`` more rows of one sequence, from position ``start``.
 

@@ -262,7 +262,7 @@ def _on_line(line: Sequence[tuple[float, float]], x: float) -> float:
         return end + (end - low) * (x - last) / (last - a)
     i = bisect_left(line, (x, -math.inf))
     (a, low), (b, high) = line[i - 1], line[i]
-    return low + (high - low) * (x - a) / (b - a)
+    return min(high, low + (high - low) * (x - a) / (b - a))  # rounding may add a bit
 
 
 def _clipped(ratio: float) -> float:

@@ -67,10 +67,6 @@ class StageKV:
         """Return the bytes of ``use`` on this stage."""
         return self.fixed * use.sequences + self.per_token * use.tokens + self.stored * use.stored
 
-    def fits(self, use: KVUse) -> bool:
-        """Return whether ``use`` is within the budget."""
-        return self.bytes_of(use) <= self.budget_bytes
-
 
 class NeverFits(ValueError):
     """Raised if a request's KV is too large for a stage even when no other request runs. ``num_tokens``: the request's
@@ -109,7 +105,7 @@ class KVBudget:
 
     def fits(self, use: KVUse) -> bool:
         """Return whether every stage has room for ``use``."""
-        return all(stage.fits(use) for stage in self.stages)
+        return all(stage.bytes_of(use) <= stage.budget_bytes for stage in self.stages)
 
     def share(self, use: KVUse) -> float:
         """Return the share of memory that ``use`` takes on the fullest stage; 0 without a bound.

@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import takewhile
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, DiskBlock, Key, Match, chained
 from splitinfer.core.kv.budget import STORED_BLOCK, KVBudget, KVUse
@@ -129,16 +130,16 @@ class PrefixCache:
         found = self.disk.find(seq.tokens[: self._usable(seq)])
         if found.num_tokens < match.num_tokens + self._config.worth:
             return ()
-        in_memory = self._in_memory(found.blocks)
+        in_memory = self._in_memory(one.tokens for one in found.blocks)
         first = next((i for i, block in enumerate(in_memory) if block.is_coming), len(in_memory))
         return found.blocks[first:]
 
-    def _in_memory(self, on_disk: Iterable[Block]) -> list[Block]:
-        """Return the memory's blocks with the tokens of ``on_disk``, also those being read, up to the first that is
+    def _in_memory(self, runs: Iterable[Seq[int]]) -> list[Block]:
+        """Return the memory's blocks with these runs of tokens, also those being read, up to the first that is
         missing."""
         in_memory: list[Block] = []
-        for one in on_disk:
-            block = self.tree.child(in_memory[-1] if in_memory else None, one.tokens)
+        for tokens in runs:
+            block = self.tree.child(in_memory[-1] if in_memory else None, tokens)
             if block is None:
                 break
             in_memory.append(block)
@@ -148,7 +149,7 @@ class PrefixCache:
         """Make a sequence wait for the blocks ``ahead`` on disk. Read them unless another sequence's fetch does."""
         seq.kv.has_fetched = True
         path = ahead[-1].path
-        in_memory = self._in_memory(path)
+        in_memory = self._in_memory(one.tokens for one in path)
         seq.kv.awaits = [block for block in in_memory if block.is_coming]
         for one in path[len(in_memory) :]:
             block = self._add(in_memory[-1] if in_memory else None, one.tokens)
@@ -162,7 +163,7 @@ class PrefixCache:
     def num_lacking(self, ahead: Seq[Block]) -> int:
         """Return how many more blocks of memory the blocks up to and including ``ahead`` need."""
         path = ahead[-1].path if ahead else ()
-        return len(path) - len(self._in_memory(path))
+        return len(path) - len(self._in_memory(one.tokens for one in path))
 
     @property
     def pinned(self) -> set[Block]:
@@ -191,7 +192,7 @@ class PrefixCache:
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
         """Store the blocks that a sequence's planned tokens complete. The next plan saves them before it does anything
         else. ``used``: the KV of all running sequences."""
-        while (end := (len(seq.kv.blocks) + 1) * self.budget.block) <= min(seq.num_sure, self._reach(seq)):
+        while (end := (len(seq.kv.blocks) + 1) * self.budget.block) <= min(seq.num_scheduled, self._reach(seq)):
             if not self._store(seq, end, used):
                 return
 
@@ -200,33 +201,24 @@ class PrefixCache:
         there, and so does a prompt that was cancelled and comes again. ``used``: the KV of the other running sequences.
         ``again``: also store blocks that found no room while the sequence ran; the caches must be able to copy any
         positions."""
+        end, size = min(seq.num_scheduled, self._reach(seq)), self.budget.block
         if again and not seq.kv.is_stored and not self._config.whole_blocks:
-            seq.kv.blocks, seq.kv.is_stored = self._stored_of(seq), True
+            found = self._in_memory(seq.tokens[start : start + size] for start in range(0, end - size + 1, size))
+            seq.kv.blocks = list(takewhile(lambda block: not block.is_coming, found))
+            seq.kv.is_stored = True
         self.store_full_blocks(seq, used)  # a result may have many tokens
-        end = min(seq.num_sure, self._reach(seq))
         is_past_end = self._config.whole_blocks and end < seq.num_sure  # a state stands for all tokens so far
-        if end > len(seq.kv.blocks) * self.budget.block and not is_past_end:
+        if end > len(seq.kv.blocks) * size and not is_past_end:
             self._store(seq, end, used)
         if seq.kv.blocks:
             self.sessions.ended(seq)
-
-    def _stored_of(self, seq: Sequence) -> list[Block]:
-        """Return the full blocks in memory with the first tokens of a sequence."""
-        blocks, end = list[Block](), min(seq.num_sure, self._reach(seq))
-        size = self.budget.block
-        for start in range(0, end - size + 1, size):
-            block = self.tree.child(blocks[-1] if blocks else None, seq.tokens[start : start + size])
-            if block is None or block.is_coming:
-                break
-            blocks.append(block)
-        return blocks
 
     def swap_out(self, seq: Sequence) -> None:
         """Write the blocks of a sequence that is being preempted to disk, unless they are there. The next plan saves
         them before it frees the sequence. The caches must be able to copy any positions."""
         if not (self._config.on_disk and self._config.keeps_blocks) or self._config.whole_blocks:
             return
-        parent, end = self.tree.root, min(seq.num_sure, self._reach(seq))
+        parent, end = self.tree.root, min(seq.num_scheduled, self._reach(seq))
         size = self.budget.block
         for start in range(0, end, size):
             tokens = tuple(seq.tokens[start : min(start + size, end)])
@@ -290,7 +282,7 @@ class PrefixCache:
         evicted, preempted = list[Block](), list[Sequence]()
         if not self.budget.fits(use):
             pinned, together = self.pinned, len(self.tree) >> 10
-            for block in self.evictable():
+            for block in self.sessions.evictable(self.tree):
                 if block not in keep and block not in pinned:
                     evicted.append(block)
                     use -= STORED_BLOCK
@@ -308,10 +300,6 @@ class PrefixCache:
         return preempted
 
     # -- evicting ------------------------------------------------------------------------------
-
-    def evictable(self) -> Iterator[Block]:
-        """Yield blocks in eviction order, the blocks of open conversations last. Changes nothing."""
-        return self.sessions.evictable(self.tree)
 
     def evict(self, block: Block) -> None:
         """Drop a leaf from memory."""
@@ -433,7 +421,7 @@ class OpenConversations:
         self._last.clear()
 
     def evictable(self, tree: BlockTree) -> Iterator[Block]:
-        """Yield the blocks of a tree in eviction order. Changes nothing."""
+        """Yield the blocks of a tree in eviction order, the ones of open conversations last. Changes nothing."""
         are_last = self._blocks(int(_SHARE * len(tree)))
         yield from (block for block in tree.evictable() if block not in are_last)
         yield from (block for block in tree.evictable() if block in are_last)

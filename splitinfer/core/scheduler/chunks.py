@@ -30,8 +30,8 @@ class Share:
 
 @dataclass(slots=True)
 class ChunkSizes:
-    """Decides the prompt tokens of each step. ``share``: the last step's; ``num_in_row``: consecutive steps with
-    prompts."""
+    """Decides the prompt tokens of each step. ``share``: the last step's; without one, the next step begins another
+    round. ``num_in_row``: consecutive steps with prompts."""
 
     costs: CostModel
     batches: MicroBatches
@@ -43,10 +43,6 @@ class ChunkSizes:
         self.share = share
         self.num_in_row = self.num_in_row + 1 if has_chunks else 0
 
-    def end_round(self) -> None:
-        """Make the next step begin another round."""
-        self.share = Share()
-
     def room(
         self,
         config: SchedulerConfig,
@@ -57,10 +53,8 @@ class ChunkSizes:
         *,
         begins: bool,
     ) -> tuple[int, Share]:
-        """Return how many prompt tokens a step may contain beside the decodes ``going``, and its share. ``begins``:
-        whether one of the prompts was just admitted."""
-        if not prompts:
-            return 0, Share()
+        """Return how many tokens of ``prompts`` a step may contain beside the decodes ``going``, and its share.
+        ``begins``: whether one of the prompts was just admitted."""
         most = self._beside(config, rules, going, prompts[0][1], num_decoding)
         # The largest group determines how many tokens each step of the round has left.
         others = max(config.token_budget - self.batches.largest, config.min_chunk) if rules.decodes_go else most

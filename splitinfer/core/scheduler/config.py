@@ -27,7 +27,6 @@ class SchedulerConfig:
     drafts_at_end: whether the last stage makes the drafts, after the step whose tokens they follow.
     drafts_at_once: the most drafts that a round of it makes; 0: one.
     with_ngrams: whether n-grams replace the last stage's drafts where they are as good.
-    jumps_forward: whether tokens that the rules force are sent as drafts, with or without a drafter.
     num_stages: 0 stands for one per group.
     rewind: tokens by which every stage's caches can be rolled back (``core.kv.rewind``).
     min_chunk: prompt tokens; a smaller further chunk costs more than it saves.
@@ -49,7 +48,6 @@ class SchedulerConfig:
     drafts_at_end: bool = False
     drafts_at_once: int = 0
     with_ngrams: bool = False
-    jumps_forward: bool = False
     num_stages: int = 0
     rewind: int | None = None
     policy_config: PolicyConfig = field(default_factory=PolicyConfig)

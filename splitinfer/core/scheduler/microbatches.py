@@ -55,11 +55,6 @@ class MicroBatches:
         return seq.seq_id in self._id_to_group
 
     @property
-    def groups(self) -> tuple[tuple[Sequence, ...], ...]:
-        """The members of each group."""
-        return tuple(map(tuple, self._groups))
-
-    @property
     def ids(self) -> Set[int]:
         """The ids of all members."""
         return self._id_to_group.keys()
@@ -112,12 +107,6 @@ class MicroBatches:
         group = min(active, key=lambda group: len(self._groups[group]))
         self._groups[group].append(seq)
         self._id_to_group[seq.seq_id] = group
-
-    def join_new(self, decoding: Iterable[Sequence]) -> None:
-        """Add the sequences that are in no group yet."""
-        for seq in decoding:
-            if seq.seq_id not in self._id_to_group:
-                self.join(seq)
 
     def leave(self, seq: Sequence) -> None:
         """Remove a sequence from its group, if it has one."""

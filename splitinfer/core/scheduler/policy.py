@@ -112,12 +112,9 @@ class Policy:
         if config.policy is not PolicyName.WATERMARK:
             return
         self._steps += 1
-        if not num_decoding:
-            self._change_to(drains=False)
-        elif self._steps >= config.min_dwell:
-            self._change_to(drains=kv_share > config.kv_low if self.drains else kv_share >= config.kv_high)
-
-    def _change_to(self, *, drains: bool) -> None:
+        drains = self.drains and num_decoding > 0
+        if num_decoding and self._steps >= config.min_dwell:
+            drains = kv_share > config.kv_low if self.drains else kv_share >= config.kv_high
         if drains != self.drains:
             self.drains, self._steps = drains, 0
 

@@ -43,7 +43,7 @@ def seconds_until_room(
         return LEAST
     rows = -(-len(running) // config.num_groups)
     position = sum(len(seq.tokens) for seq in running) // len(running)
-    cycle = costs.cycle(Shape.of_single_rows([position] * rows), min(config.num_groups, len(running)))
+    cycle = costs.cycle(Shape(rows, rows * (position + 1)), min(config.num_groups, len(running)))
     reading = usual.prompt * costs.slowest(Shape().plus(0, config.token_budget)) / config.token_budget
     return min(max(LEAST, nth * (cycle / rate + reading)), MOST)
 

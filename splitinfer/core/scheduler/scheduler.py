@@ -22,6 +22,7 @@ With a drafter a decode is a block: the token and some drafts (``core.speculatio
 which sequences may get how many, ``take_drafts`` takes them in, and the next plan contains them.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -30,7 +31,7 @@ from itertools import accumulate
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.grammar import Texts
+from splitinfer.core.grammar import Texts, TokenRules
 from splitinfer.core.kv.block_tree import DiskBlock, Match, full_keys
 from splitinfer.core.kv.budget import NOTHING, NeverFits
 from splitinfer.core.picture import chunk_end
@@ -81,7 +82,15 @@ class Scheduler:
         self.kv = KVManager(config, self.costs, self.batches)
         self.prefix_cache = self.kv.cache
         self.chooser = GroupChooser(self.costs, config.num_groups, fixed=config.fixed_groups)
-        self.speculation = self._speculation()
+        self.speculation = Speculation(
+            self.costs,
+            self.chooser,
+            config.longest,
+            config.rewind,
+            config.blocks.keeps_blocks,
+            self.kv.budget.block,
+            choosers=Choosers() if config.with_ngrams else None,
+        )
         self.num_preemptions = 0
         self.deadlines = Deadlines()
         self._policy, self._chunks = Policy(config.policy_config), ChunkSizes(self.costs, self.batches)
@@ -90,20 +99,6 @@ class Scheduler:
         self._now = self._returned_at = 0.0  # the latest known time and the last result's, on the first stage's clock
         self._preempted = set[int]()  # for the step being planned
         self._is_lowered = False  # whether the budget is below the config's
-
-    def _speculation(self) -> Speculation | None:
-        config = self.config
-        if not (config.speculates or config.jumps_forward):
-            return None
-        return Speculation(
-            self.costs,
-            self.chooser,
-            config.rewind,
-            config.blocks.keeps_blocks,
-            self.kv.budget.block,
-            is_at_end=config.drafts_at_end,
-            choosers=Choosers() if config.with_ngrams else None,
-        )
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -174,7 +169,7 @@ class Scheduler:
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         self.kv.preempt(seq, self.config.token_budget)
-        self._forget_drafts(seq)
+        self.speculation.forget(seq)
         seq.forget_stages()
         seq.num_preemptions += 1
         self.num_preemptions += 1
@@ -184,7 +179,7 @@ class Scheduler:
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence that waits or runs."""
         seq.finish_reason = reason
-        self._forget_drafts(seq)
+        self.speculation.forget(seq)
         self.deadlines.remove(seq)
         if self.waiting.get(seq.seq_id) is seq:
             self.waiting.remove(seq)
@@ -193,10 +188,6 @@ class Scheduler:
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         self.kv.end(seq, is_alone=not (self.running or self.waiting))
-
-    def _forget_drafts(self, seq: Sequence) -> None:
-        if self.speculation is not None:
-            self.speculation.forget(seq)
 
     # -- the stages: lost, others, less memory -----------------------------------------------
 
@@ -208,9 +199,9 @@ class Scheduler:
         self.kv.clear(kept)
         self.batches.clear()
         self._regroup()
-        self._chunks.end_round()
+        self._chunks.share = Share()
         for seq in self.running.values():
-            self._forget_drafts(seq)
+            self.speculation.forget(seq)
             seq.forget_stages()
             self.waiting.add(seq)
         self.running.clear()
@@ -240,16 +231,9 @@ class Scheduler:
             self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running
         )
         self._policy = Policy(policy_config)
-        self._chunks.end_round()
+        self._chunks.share = Share()
 
     # -- groups --------------------------------------------------------------------------------
-
-    def fix_groups(self, count: int | None) -> None:
-        """Make sequences decode in ``count`` groups, at most as many as configured; ``None``: as configured."""
-        self.chooser.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
-        self.chooser.fixed = self.config.fixed_groups or count is not None
-        self.chooser.choose({}, None, has_drafter=False)
-        self._regroup()
 
     def _regroup(self, *, has_learned: bool = False) -> None:
         """Choose again, if that is due, how many groups decode in turn and which members get drafts. Then move members.
@@ -261,13 +245,11 @@ class Scheduler:
             active = chooser.most_groups
             if chooser.choice is not None and count > 1:
                 active = chooser.choice.groups
-        if self.speculation is not None:
-            self.speculation.are_several = count > 1
         self.batches.balance(active)
 
     def _member(self, seq: Sequence) -> Member:
         """Return a sequence's data for the choice of groups and drafts."""
-        most = 0 if self.speculation is None or not self.config.speculates else self.speculation.most_drafts
+        most = self.speculation.most_drafts if self.config.speculates else 0
         num_chosen = seq.num_generated - seq.drafts.num_jumped - seq.drafts.num_right
         return Member(len(seq.tokens), most, seq.flight, seq.drafts.num_jumped / max(1, num_chosen))
 
@@ -286,8 +268,6 @@ class Scheduler:
         events = self._tokens(step.plan, result)
         self.prefix_cache.learn(step.plan, result.figures)
         self.chooser.returned(step.plan)
-        if self.speculation is not None:
-            self.speculation.returned(step.plan, result)
         self._regroup()
         self._unlearned.append((step, result, returned_at))
         return events
@@ -305,7 +285,7 @@ class Scheduler:
     def _tokens(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Append a plan's sampled tokens to its sequences. Return the events."""
         sampled = {one.seq_id: one for one in result.sampled}
-        events, decoding = list[TokenEvent](), list[Sequence]()
+        events, joining, decoding = list[TokenEvent](), list[Sequence](), self.batches.ids
         for part in plan.slices:
             seq = self.running.get(part.seq_id)
             if seq is None:
@@ -320,11 +300,12 @@ class Scheduler:
             events += self._append(seq, part, found.tokens)
             if seq.finish_reason is not None:
                 continue
-            if found.drafts and found.tokens and seq.ballot is None and self.speculation is not None:
-                self.speculation.propose(seq, found.drafts, self.config.longest(seq))
-            if part.num_logits:
-                decoding.append(seq)
-        self.batches.join_new(decoding)  # after ended sequences have left, so that groups stay equal
+            if found.drafts and found.tokens and seq.ballot is None:
+                self.speculation.propose(seq, found.drafts)
+            if part.num_logits and seq.seq_id not in decoding:
+                joining.append(seq)
+        for seq in joining:  # after ended sequences have left, so that groups stay equal
+            self.batches.join(seq)
         return events
 
     def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> list[TokenEvent]:
@@ -332,12 +313,13 @@ class Scheduler:
         rejected."""
         speculation = self.speculation
         if part.num_drafts and not tokens:  # the slice was rejected
-            if speculation is not None:
-                speculation.counts.rejected += 1
+            speculation.counts.rejected += 1
             return []
-        tokens, alternatives = self._before_ballot(seq, tokens)
+        alternatives: Texts = ()
+        if seq.rules is not None:
+            tokens, alternatives = self._before_ballot(seq, seq.rules, tokens)
         found = seq.extend([token.token_id for token in tokens], self.config.max_len, self._now)
-        if found.verdicts and speculation is not None:
+        if found.verdicts:
             speculation.judged(seq.seq_id, part, found)
         events = [TokenEvent(seq.seq_id, token, None) for token in tokens[: len(seq.tokens) - found.first]]
         if found.reason is not None:
@@ -345,18 +327,18 @@ class Scheduler:
             self._end(seq, found.reason)
         elif alternatives:
             seq.put_to_vote(alternatives)
-        elif speculation is not None and speculation.has_states and seq.drafts.were_planned and not seq.num_awaited:
+        elif speculation.has_states and seq.drafts.were_planned and not seq.num_awaited:
             self.prefix_cache.store_full_blocks(seq, self.kv.used)  # only now is the state exact at their end
         return events
 
-    def _before_ballot(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> tuple[tuple[SampledToken, ...], Texts]:
+    def _before_ballot(
+        self, seq: Sequence, rules: TokenRules, tokens: tuple[SampledToken, ...]
+    ) -> tuple[tuple[SampledToken, ...], Texts]:
         """Return the sampled tokens up to a place where alternatives must be scored, and the alternatives. The token
         sampled there is only the likeliest beginning, so it is left out."""
-        if seq.rules is None:
-            return tokens, ()
         answer, longest = seq.answer, self.config.longest(seq) - len(seq.tokens)
         for count in range(len(tokens)):
-            found = seq.rules.alternatives([*answer, *(token.token_id for token in tokens[:count])])
+            found = rules.alternatives([*answer, *(token.token_id for token in tokens[:count])])
             if found and count + max(map(len, found)) <= longest:
                 return tokens[:count], found
         return tokens, ()
@@ -366,16 +348,16 @@ class Scheduler:
     def proposals(self) -> list[Proposal]:
         """Return the drafts that the next plan could contain, as a proposal for each of its sequences that gets some.
         Pass each, with its drafts, to ``take_drafts`` before the next ``schedule``. Asking twice is harmless."""
-        if self.speculation is None or not self.config.speculates or self._is_full:
+        if not self.config.speculates or self._is_full:
             return []
         self._jump_forward()
         order = self._groups_in_turn()
         for group in order:
             members = self.batches.members(group)
             if members and not self.batches.is_in_flight(group):
-                waits = self._reads_prompts and not self._rules(group).decodes_go
+                waits = self._num_reading and not self._rules(group).decodes_go
                 return [] if waits else self._proposals_of(members)
-        if self._reads_prompts:
+        if self._num_reading:
             return []
         for group in order:
             if found := self._proposals_of(self.batches.going_on(group, self.speculation.may_follow)):
@@ -385,29 +367,26 @@ class Scheduler:
     def _proposals_of(self, members: list[Sequence]) -> list[Proposal]:
         """Return the proposals for sequences of one step, as far as it has room. While a prompt is read, half the room
         is for it."""
-        assert self.speculation is not None
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
-        return self.speculation.proposals(members, room // 2 if self._reads_prompts else room, self.config.longest)
+        return self.speculation.proposals(members, room // 2 if self._num_reading else room)
 
     def take_drafts(self, proposal: Proposal) -> None:
         """Take in the drafts made for a proposal: all, fewer or none. Results may have come since it was made."""
-        if self.speculation is not None and self.running.get(proposal.seq.seq_id) is proposal.seq:
-            self.speculation.take(proposal, self.config.longest(proposal.seq))
+        if self.running.get(proposal.seq.seq_id) is proposal.seq:
+            self.speculation.take(proposal)
 
     @property
     def drafts_next(self) -> list[Sequence]:
         """The sequences that will probably get drafts next, so that a drafter can read their prompts."""
-        if self.speculation is None or not self.config.speculates:
+        if not self.config.speculates:
             return []
         return [seq for seq in self.running.values() if self.speculation.is_likely(seq)]
 
     def _jump_forward(self) -> None:
         """Queue the tokens that the rules force as drafts."""
-        if self.speculation is None:
-            return
         for seq in self.running.values():
             if seq.rules is not None and seq in self.batches:
-                self.speculation.jump_forward(seq, self.config.longest(seq))
+                self.speculation.jump_forward(seq)
 
     # -- plans out ---------------------------------------------------------------------------
 
@@ -425,13 +404,12 @@ class Scheduler:
         return plan
 
     def _next_plan(self) -> StepPlan | None:
-        has_prompts = bool(self.waiting) or self._reads_prompts
+        has_prompts = bool(self.waiting or self._num_reading)
         for group in self._groups_in_turn():
             plan = self._plan_of(group) if self.batches.may_go(group, alone=has_prompts) else None
             if plan is not None:
                 return plan
-        further = self._further_blocks() if self.speculation is not None else None
-        if further is not None:
+        if (further := self._further_blocks()) is not None:
             return further
         # Freed sequences, saves and fetches wait for the next slices. They go alone if no slices will follow, or if
         # one sequence gave up its KV for another that cannot go yet.
@@ -460,23 +438,26 @@ class Scheduler:
         ready += [(seq, match.num_tokens) for seq, match in admissions]
         # ``ready`` has the decodes of all groups: lower ranks must not take the KV that they need next.
         ready.sort(key=lambda one: one[0].precedence)
-        prompts = [one for one in ready if one[0] not in self.batches]
-        room, share = self._chunks.room(self.config, rules, going, prompts, num_decoding, begins=bool(admissions))
+        decoding = self.batches.ids
+        prompts = [one for one in ready if one[0].seq_id not in decoding]
+        room, share = 0, Share()
+        if prompts:
+            room, share = self._chunks.room(self.config, rules, going, prompts, num_decoding, begins=bool(admissions))
         granted, chunks = self._allocate(ready, room, min(len(prompts), self.config.policy_config.max_partial_prefills))
         # Cut after allocating KV: a sequence without KV must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
-        rows = list(accumulate(seq.num_rows for seq in able))
-        most_decodes = max(1, sum(total <= budget for total in rows))  # a text that is scored may be longer: alone
+        rows = list(accumulate([seq.num_rows for seq in able], initial=0))
+        most_decodes = max(1, bisect_right(rows, budget) - 1)  # a text that is scored may be longer: alone
         decodes, late = able[:most_decodes], able[most_decodes:]
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         beginning = {seq.seq_id for seq, _ in chunks}
         admissions = [one for one in admissions if one[0].seq_id in beginning]
         if not decodes and not chunks:
             return None
-        work = [*((seq, 1) for seq in decodes), *chunks]
-        room = budget - sum(seq.num_rows for seq in decodes) - sum(size for _, size in chunks)
+        work = [(seq, 1) for seq in decodes] + chunks
+        room = budget - rows[len(decodes)] - sum([size for _, size in chunks])
         drafts = self._allocate_drafts(decodes, room)
-        if chunks and self.speculation is not None:
+        if chunks:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
         self._chunks.note(share, has_chunks=bool(chunks))
         self.batches.had_turn(group, late)
@@ -501,12 +482,12 @@ class Scheduler:
     ) -> tuple[set[int], list[SequenceWork]]:
         """Promise KV by rank and cut chunks. Return the ids of the sequences that may decode, and the chunks.
         ``side_by_side``: the number of prompts that share the room."""
-        granted, chunks, room_to_score = set[int](), list[SequenceWork](), _MOST_SCORED
+        granted, chunks, room_to_score, decoding = set[int](), list[SequenceWork](), _MOST_SCORED, self.batches.ids
         quota = max(room // side_by_side, LEAST_CHUNK) if side_by_side > 1 else room
         for seq, start in ready:
             if seq.seq_id in self._preempted:
                 continue
-            if seq in self.batches:
+            if seq.seq_id in decoding:
                 if self._promise(seq, start + seq.num_rows):
                     granted.add(seq.seq_id)
                 continue
@@ -563,13 +544,12 @@ class Scheduler:
     ) -> dict[int, int]:
         """Send the tokens that the rules force after prompts that end in this step, as drafts. Return how many go with
         each sequence. There must be room, and memory without eviction or preemption."""
-        assert self.speculation is not None
         jumps = dict[int, int]()
         for seq, size in chunks:
             end = len(seq.tokens)
             if seq.rules is None or starts[seq] + size < end:
                 continue
-            tokens = list(self.speculation.opening(seq, self.config.longest(seq))[:room])
+            tokens = list(self.speculation.opening(seq)[:room])
             while tokens and not self.kv.allocate_spare(end, end + len(tokens)):
                 tokens.pop()
             if tokens:
@@ -590,9 +570,9 @@ class Scheduler:
                     continue  # an earlier sequence of this loop took its KV
                 if seq.num_awaited or self._promise(seq, seq.num_scheduled + seq.num_rows):
                     decodes.append(seq)
-            rows = list(accumulate(seq.num_rows if seq.num_to_compute else 0 for seq in decodes))
-            decodes = decodes[: sum(total <= budget for total in rows)]
-            drafts = self._allocate_drafts(decodes, budget - (rows[len(decodes) - 1] if decodes else 0))
+            rows = list(accumulate([seq.num_rows if seq.num_to_compute else 0 for seq in decodes], initial=0))
+            decodes = decodes[: bisect_right(rows, budget) - 1]
+            drafts = self._allocate_drafts(decodes, budget - rows[len(decodes)])
             work = [(seq, seq.num_to_compute) for seq in decodes if seq.num_to_compute or seq.seq_id in drafts]
             if work:
                 self._chunks.note(Share(), has_chunks=False)
@@ -603,7 +583,7 @@ class Scheduler:
 
     def _follows(self, seq: Sequence) -> bool:
         """Return whether a sequence has a waiting block that may go after its blocks under way."""
-        return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
+        return bool(seq.drafts.waiting) and self.speculation.may_follow(seq)
 
     def _issue(
         self,
@@ -617,7 +597,7 @@ class Scheduler:
         if new or fetches:
             self.kv.free_retained()
         freed, retained = self.kv.take_ended()
-        slices = tuple(self._slice(seq, size, drafts.get(seq.seq_id, 0)) for seq, size in work)
+        slices = tuple([self._slice(seq, size, drafts.get(seq.seq_id, 0)) for seq, size in work])
         plan = StepPlan(self._next_step, new, slices, freed, saves, dropped, fetches, erased, retained)
         self._next_step += 1
         for part in slices:
@@ -640,12 +620,10 @@ class Scheduler:
         num_logits, num_next = int(end == len(seq.tokens)), 0
         if num_drafts:
             num_logits = min(num_drafts + 1, len(token_ids))
-        if self.speculation is not None:
-            if num_drafts:
-                self.speculation.counts.blocks += 1
-                self.speculation.counts.sent += num_drafts
-            if num_logits:
-                num_next = self.speculation.num_next(seq, self.config.longest(seq))
+            self.speculation.counts.blocks += 1
+            self.speculation.counts.sent += num_drafts
+        if num_logits and self.config.drafts_at_end:
+            num_next = self.speculation.num_next(seq)
         scored = seq.sent(start + 1, min(end, seq.num_prompt_tokens - 1) + 1) if seq.num_to_score else ()
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
 
@@ -661,17 +639,15 @@ class Scheduler:
     def _num_decoding(self) -> int:
         """The number of sequences that decode, or will when a result under way arrives: steps planned now delay their
         next token."""
-        return len(self.batches) + sum([not seq.num_to_compute for seq in self._not_decoding()])
+        return len(self.running) - self._num_reading
 
     @property
-    def _reads_prompts(self) -> bool:
-        """Whether an admitted sequence has prompt tokens that are in no plan yet."""
-        return any(seq.num_to_compute for seq in self._not_decoding())
-
-    def _not_decoding(self) -> list[Sequence]:
-        if len(self.batches) == len(self.running):
-            return []
-        return [seq for seq in self.running.values() if seq not in self.batches]
+    def _num_reading(self) -> int:
+        """The number of admitted sequences with prompt tokens that are in no plan yet."""
+        decoding = self.batches.ids
+        if len(decoding) == len(self.running):
+            return 0
+        return sum([seq.num_to_compute > 0 for seq_id, seq in self.running.items() if seq_id not in decoding])
 
     @property
     def _kv_share(self) -> float:
@@ -688,7 +664,7 @@ class Scheduler:
         """Return all groups in scheduling order: groups with waiting drafts first, then by turn."""
         groups = self.batches.in_turn()
         have = {seq.seq_id for seq in self.running.values() if seq.drafts.waiting}
-        if self.speculation is None or not have:
+        if not have:
             return groups
         return sorted(groups, key=lambda group: all(seq.seq_id not in have for seq in self.batches.members(group)))
 

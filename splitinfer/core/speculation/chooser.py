@@ -38,6 +38,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
@@ -120,7 +121,7 @@ class GroupChoice:
         return Flight(drafts if self.first is None else self.first, drafts, self.in_flight)
 
 
-def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
+def emitted(acceptance: float, drafts: int, in_flight: float = 1) -> float:
     """Return a member's expected tokens in a round of ``in_flight`` steps with ``drafts`` drafts each."""
     a = min(acceptance, _CERTAIN)
     if drafts == 0:
@@ -233,8 +234,8 @@ class GroupChooser:
         """Count a step that has returned."""
         self._since += 1
         self._steps += 1
-        if plan.has_only_logits:
-            self._most_tried = max(self._most_tried, plan.num_tokens)
+        if plan.num_tokens > self._most_tried and plan.has_only_logits:
+            self._most_tried = plan.num_tokens
 
     def tried(self, seq_id: int, tried: int, accepted: int) -> None:
         """Learn from the verdict on a sequence's drafts."""
@@ -387,12 +388,6 @@ class GroupChooser:
 
     def as_dict(self) -> dict[str, object]:
         """Return the latest choice as plain values; each is None before the first choice."""
-        one = self.choice
-        if one is None:
-            return {"groups": None, "in_flight": None, "drafts": None, "expected_tokens_per_second": None}
-        return {
-            "groups": one.groups,
-            "in_flight": one.in_flight,
-            "drafts": sorted(one.drafts),
-            "expected_tokens_per_second": one.rate,
-        }
+        one, names = self.choice, ("groups", "in_flight", "drafts", "expected_tokens_per_second")
+        values = () if one is None else (one.groups, one.in_flight, sorted(one.drafts), one.rate)
+        return dict(zip_longest(names, values))

@@ -28,37 +28,24 @@ class Guess:
     length: int
 
 
-def _ignore(_guess: Guess, _is_right: bool) -> None:
-    """Count nothing."""
-
-
 class NGramIndex:
     """The endings of one sequence's tokens, each with the position after its latest occurrence.
 
-    ``shown``: called for each new token that had a guess, with the guess and whether it was right.
+    ``shown``: called for each new token that had a guess, with the guess and whether it was right; None: not wanted.
     """
 
-    def __init__(self, shown: Callable[[Guess, bool], None] = _ignore) -> None:
+    def __init__(self, shown: Callable[[Guess, bool], None] | None = None) -> None:
         self._after: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0  # tokens
         self._length = 0  # of the text at the last call of ``follow``
         self._shown = shown
 
-    def guess(self, tokens: Seq[int], drafts: Seq[int] = ()) -> int | None:
-        """Return the draft that follows ``tokens`` and ``drafts``. Return None if there is none. ``tokens`` may only
+    def look_up(self, tokens: Seq[int], drafts: Seq[int] = ()) -> Guess | None:
+        """Return the guess that follows ``tokens`` and ``drafts``. Return None if there is none. ``tokens`` may only
         grow from call to call.
 
-        >>> NGramIndex().guess((5, 6, 7, 8, 5, 6)), NGramIndex().guess((5, 6, 7, 8, 5, 6), (7,))
-        (7, 8)
-        """
-        found = self.look_up(tokens, drafts)
-        return None if found is None else found.token_id
-
-    def look_up(self, tokens: Seq[int], drafts: Seq[int] = ()) -> Guess | None:
-        """Return the same draft with the number of tokens that agree.
-
-        >>> NGramIndex().look_up((5, 6, 7, 8, 5, 6))
-        Guess(token_id=7, length=2)
+        >>> NGramIndex().look_up((5, 6, 7, 8, 5, 6)), NGramIndex().look_up((5, 6, 7, 8, 5, 6), (7,))
+        (Guess(token_id=7, length=2), Guess(token_id=8, length=3))
         """
         self.follow(tokens)
         # Endings with drafts are not indexed: drafts may be dropped.
@@ -85,8 +72,7 @@ class NGramIndex:
         first = self._first(tokens)
         last, self._length = min(len(tokens), first + AT_ONCE), len(tokens)
         for end in range(first, last):
-            guess = None if self._shown is _ignore else self._found(tokens, tokens[max(0, end - MOST) : end])
-            if guess is not None:
+            if self._shown is not None and (guess := self._found(tokens, tokens[max(0, end - MOST) : end])) is not None:
                 self._shown(guess, guess.token_id == tokens[end])
             for size in SIZES:
                 if size <= end:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
-from splitinfer.core.plan import Slice, StepPlan, StepResult
+from splitinfer.core.plan import Slice
 from splitinfer.core.sequence import Extension, Sequence
 from splitinfer.core.speculation.acceptance import Counts
 from splitinfer.core.speculation.chooser import GroupChooser
@@ -47,11 +47,6 @@ class Proposal:
     num_misses: int
     drafts: list[Draft] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, seq: Sequence, count: int) -> "Proposal":
-        """Return a proposal for a sequence in its present state."""
-        return cls(seq, count, seq.num_streamed, seq.drafts.num_misses)
-
     @property
     def stands(self) -> bool:
         """Whether it is still valid: the sequence goes on, and no draft before or among its own was wrong."""
@@ -68,20 +63,19 @@ class Proposal:
 
 @dataclass(slots=True)
 class Speculation:
-    """Speculation on stages with these ``costs``. ``chooser``: chooses the sequences' drafts. ``rewind``: how many
-    tokens the stages' caches can be rolled back; ``None``: any number; 0: they hold states, which can be rolled back
-    within blocks of drafts."""
+    """Speculation on stages with these ``costs``. ``chooser``: chooses the sequences' drafts. ``longest``: returns the
+    most tokens that a sequence may have. ``rewind``: how many tokens the stages' caches can be rolled back; ``None``:
+    any number; 0: they hold states, which can be rolled back within blocks of drafts."""
 
     costs: CostModel
     chooser: GroupChooser
+    longest: Callable[[Sequence], int]
     rewind: int | None = UNLIMITED
     keeps_blocks: bool = False  # whether blocks of KV are cached
     block: int = BLOCK  # tokens of such a block
     counts: Counts = field(default_factory=Counts)
     has_states: bool = field(init=False)  # whether the stages hold states
-    is_at_end: bool = False  # whether the last stage drafts; a block then waits for the verdict on the one before
     choosers: Choosers | None = None  # n-grams beside the last stage's drafts
-    are_several: bool = False  # whether two or more decode
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its blocks under way
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens at that choice
 
@@ -104,46 +98,43 @@ class Speculation:
         """Return the flight of a sequence's next blocks."""
         return self.chooser.flight(seq.seq_id) if seq.flight is None else seq.flight
 
-    def proposals(self, members: Seq[Sequence], room: int, longest: Callable[[Sequence], int]) -> list[Proposal]:
-        """Return proposals for sequences of one step with room for ``room`` drafts. ``longest``: see ``first``."""
+    def proposals(self, members: Seq[Sequence], room: int) -> list[Proposal]:
+        """Return proposals for sequences of one step with room for ``room`` drafts."""
         found = list[Proposal]()
         for seq in members:
-            proposal = (self.further if seq.num_awaited else self.first)(seq, longest(seq))
+            proposal = self.further(seq) if seq.num_awaited else self.first(seq)
             if proposal is not None and room > 0:
                 found.append(replace(proposal, count=min(proposal.count, room)))
                 room -= found[-1].count
         return found
 
-    def first(self, seq: Sequence, longest: int) -> Proposal | None:
-        """Return a proposal for a block that begins with a sampled token. ``longest``: the most tokens that the
-        sequence may have."""
+    def first(self, seq: Sequence) -> Proposal | None:
+        """Return a proposal for a block that begins with a sampled token."""
         if seq.has_guesses or seq.drafts.is_dry or seq.num_to_compute > 1 or seq.ballot is not None:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
             self._chosen_at[seq.seq_id] = len(seq.tokens)
             self._flights[seq.seq_id] = self._next_flight(seq)
-        return self._proposal(seq, self._flights[seq.seq_id].first, longest)
+        return self._proposal(seq, self._flights[seq.seq_id].first)
 
-    def num_next(self, seq: Sequence, longest: int) -> int:
-        """Return how many drafts the last stage makes after a step's tokens. ``longest``: see ``first``."""
-        if not self.is_at_end:
-            return 0
-        return max(0, min(self._next_flight(seq).first, self.most_drafts, longest - 2 - seq.num_streamed))
+    def num_next(self, seq: Sequence) -> int:
+        """Return how many drafts the last stage makes after a step's tokens."""
+        return max(0, min(self._next_flight(seq).first, self.most_drafts, self.longest(seq) - 2 - seq.num_streamed))
 
-    def propose(self, seq: Sequence, drafts: Seq[int], longest: int) -> None:
+    def propose(self, seq: Sequence, drafts: Seq[int]) -> None:
         """Take in the last stage's drafts after a sequence's last token."""
-        proposal = None if seq.has_guesses else self._proposal(seq, len(drafts), longest)
+        proposal = None if seq.has_guesses else self._proposal(seq, len(drafts))
         if proposal is not None:
             if self.choosers is not None:
                 drafts = self.choosers.chosen(seq.seq_id, seq.tokens, drafts)
             proposal.drafts = [Draft(token_id, seconds=0.0) for token_id in drafts[: proposal.count]]
-            self.take(proposal, longest)
+            self.take(proposal)
 
-    def further(self, seq: Sequence, longest: int) -> Proposal | None:
+    def further(self, seq: Sequence) -> Proposal | None:
         """Return a proposal for a block after the blocks under way."""
         if seq.has_guesses or seq.drafts.is_dry or not self.may_follow(seq):
             return None
-        return self._proposal(seq, self._flights[seq.seq_id].further, longest)
+        return self._proposal(seq, self._flights[seq.seq_id].further)
 
     def may_follow(self, seq: Sequence) -> bool:
         """Return whether one more block may be under way after the others."""
@@ -152,10 +143,10 @@ class Speculation:
             return False  # it was chosen again since its blocks began to follow each other
         return 0 < seq.num_awaited < flight.in_flight and not flight.is_synchronous
 
-    def _proposal(self, seq: Sequence, count: int, longest: int) -> Proposal | None:
+    def _proposal(self, seq: Sequence, count: int) -> Proposal | None:
         known = seq.num_streamed
         rows = (MAX_ROWS - 1 if not seq.drafts.ahead else MAX_ROWS) - len(seq.drafts.waiting)
-        count = min(count, rows, longest - 1 - known)
+        count = min(count, rows, self.longest(seq) - 1 - known)
         if self.rewind:
             count = min(count, self.rewind - len(seq.drafts))
         if self.has_states and self.keeps_blocks and seq.kv.is_stored:
@@ -163,28 +154,28 @@ class Speculation:
             start = before if seq.drafts.ahead else before - 1
             reaches_end = bool(seq.drafts.ahead) and before % self.block == 0
             count = 0 if reaches_end else min(count, (start // self.block + 1) * self.block - known)
-        return Proposal.of(seq, count) if count > 0 else None
+        return Proposal(seq, count, known, seq.drafts.num_misses) if count > 0 else None
 
-    def jump_forward(self, seq: Sequence, longest: int) -> None:
+    def jump_forward(self, seq: Sequence) -> None:
         """Queue the tokens that the rules force after a sequence's stream, if they may be its next block. They cost no
         drafter anything and say nothing about one."""
         may_go = self.may_follow(seq) if seq.num_awaited else seq.num_to_compute <= 1
-        proposal = self._proposal(seq, MAX_ROWS, longest) if may_go else None
+        proposal = self._proposal(seq, MAX_ROWS) if may_go else None
         if proposal is None or seq.rules is None:
             return
         seq.jump_forward(seq.rules.jump_forward(seq.answer_stream, proposal.count))
 
-    def opening(self, seq: Sequence, longest: int) -> tuple[int, ...]:
+    def opening(self, seq: Sequence) -> tuple[int, ...]:
         """Return the tokens that the rules force after a prompt whose last chunk goes now. Empty if caches cannot be
         truncated: a rollback would need data of the whole chunk."""
-        proposal = self._proposal(seq, MAX_ROWS, longest)
-        if seq.rules is None or proposal is None or self.rewind is not UNLIMITED or self.is_at_end:
+        proposal = self._proposal(seq, MAX_ROWS)
+        if seq.rules is None or proposal is None or self.rewind is not UNLIMITED or self.costs.drafts_at_end:
             return ()
         return seq.rules.jump_forward(seq.answer_stream, proposal.count)
 
-    def take(self, proposal: Proposal, longest: int) -> None:
+    def take(self, proposal: Proposal) -> None:
         """Take in a proposal's drafts, up to an end token or one that cannot follow. A sequence that got fewer than it
-        could have gets no more until its next token. ``longest``: see ``first``."""
+        could have gets no more until its next token."""
         seq, drafts = proposal.seq, proposal.unsampled
         self.counts.drafted += len(proposal.drafts)
         if not proposal.stands:
@@ -194,7 +185,7 @@ class Speculation:
         are_jumps = [False] * end if seq.rules is None else seq.rules.admitted(seq.answer_stream, token_ids[:end])
         seq.hold(token_ids[: len(are_jumps)], are_jumps)
         seq.drafts.is_dry = len(proposal.drafts) < proposal.count or len(are_jumps) < len(drafts)
-        self.jump_forward(seq, longest)
+        self.jump_forward(seq)
 
     # -- after a result ------------------------------------------------------------------------
 
@@ -205,15 +196,6 @@ class Speculation:
             self.counts.add(row + begins if first + row < end else 0, accepted=is_right)
         if found.reason is None:
             self.chooser.tried(seq_id, len(found.verdicts), found.num_right)
-
-    def returned(self, plan: StepPlan, result: StepResult) -> None:
-        """Learn the cost of the drafts that the last stage made after a step."""
-        asked = [part.num_next for part in plan.slices if part.num_next]
-        if not asked or len(figures := result.figures) != len(self.costs.stages):
-            return
-        if figures[-1].drafting:
-            rounds = 1 if self.costs.drafts_at_once else max(asked)
-            self.costs.drafted(len(asked), rounds, figures[-1].drafting)
 
     def asked(self, proposals: Seq[Proposal]) -> None:
         """Learn for which of the proposals the drafter had drafts."""

@@ -107,11 +107,11 @@ class NGramDrafter:
         index = self._index(seq)
         ahead = [*seq.drafts]
         for _ in range(count):
-            token_id = index.guess(seq.tokens, ahead)
-            if token_id is None:
+            guess = index.look_up(seq.tokens, ahead)
+            if guess is None:
                 return
-            ahead.append(token_id)
-            yield Draft(token_id)
+            ahead.append(guess.token_id)
+            yield Draft(guess.token_id)
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
         """Yield rounds as ``Drafter``, with separate drafts for each sequence."""

@@ -33,20 +33,20 @@ class Drafting:
         """Make the drafts that the scheduler proposes. If a result voids some, make new ones after it at once: without
         them its token would be sent alone."""
         speculation, are_overtaken = scheduler.speculation, True
-        while are_overtaken and speculation is not None and (proposals := scheduler.proposals()):
-            if ready := self._ready(proposals, speculation, receive):
+        while are_overtaken and (proposals := scheduler.proposals()):
+            if ready := self._ready(proposals, scheduler, receive):
                 self._draft(ready, speculation, receive)
                 speculation.asked(ready)
             are_overtaken = not all(proposal.stands for proposal in proposals)
             for proposal in proposals:
                 scheduler.take_drafts(proposal)
 
-    def _ready(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
+    def _ready(self, proposals: list[Proposal], scheduler: Scheduler, receive: Receive) -> list[Proposal]:
         """Return the proposals whose sequences the drafter has read. Read the rest of a single sequence first."""
-        if speculation.are_several:
-            proposals = self._read_in_turn(proposals, speculation, receive)
+        if len(scheduler.batches) > 1:
+            proposals = self._read_in_turn(proposals, scheduler.speculation, receive)
         else:
-            self._read_whole(proposals[0], speculation, receive)
+            self._read_whole(proposals[0], scheduler.speculation, receive)
         return [proposal for proposal in proposals if proposal.stands]
 
     def _read_whole(self, proposal: Proposal, speculation: Speculation, receive: Receive) -> None:

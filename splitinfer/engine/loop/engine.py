@@ -303,9 +303,9 @@ def _add_ranks(stats: dict[str, Any], pipeline: Pipeline) -> None:
         )
 
 
-def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[str, Any] | None:
+def _draft_stats(drafter: str | None, speculation: Speculation) -> dict[str, Any] | None:
     """Return how many drafts were made, how many were right, and their costs. Return None without a drafter."""
-    if drafter is None or speculation is None:
+    if drafter is None:
         return None
     costs = speculation.costs
     return {

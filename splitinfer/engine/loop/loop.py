@@ -203,7 +203,7 @@ class Loop:
         self._figures.returned(step, result, events, heard, now)
         self.requests.take(events, now)
         drafts = self.scheduler.speculation
-        if drafts is not None and drafts.is_at_end and drafts.counts.next_to_none_right():
+        if self.scheduler.config.drafts_at_end and drafts.counts.next_to_none_right():
             log.warning(
                 "%d of the first %d drafts were right: the drafter may belong to another model, or half precision may "
                 "be too coarse for it (draft: NAME%s computes it in float32); drafts are made where they pay",

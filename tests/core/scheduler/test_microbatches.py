@@ -15,7 +15,7 @@ def sequence(seq_id: int) -> Sequence:
 
 
 def ids(batches: MicroBatches) -> list[list[int]]:
-    return [[seq.seq_id for seq in group] for group in batches.groups]
+    return [[seq.seq_id for seq in group] for group in batches._groups]
 
 
 def test_the_last_to_join_moves_and_who_is_in_flight_stays():

@@ -280,7 +280,7 @@ class Watched(list[int]):
 
 def test_a_token_of_a_long_context_copies_none_of_it():
     """With a form, drafts and jumps: only the answer is gone through, and a block that is stored."""
-    house = House(token_budget=5000, max_len=6000, speculates=True, jumps_forward=True)
+    house = House(token_budget=5000, max_len=6000, speculates=True)
     house.guess = lambda proposal: [Draft(1)] * proposal.count
     seq = house.sequences[house.add([*range(5)] * 1000, max_tokens=40)]
     seq.rules = Options()  # type: ignore[assignment]

@@ -36,7 +36,7 @@ from splitinfer.errors import CannotFit, PeerError, SplitinferError, WorkerLost
 SECONDS = 30.0
 _CHANGES = (
     *("add", "finish", "expire", "update", "learn", "requeue_all", "moved_to"),
-    *("lower_budget", "tune", "fix_groups", "take_drafts", "schedule"),
+    *("lower_budget", "tune", "take_drafts", "schedule"),
 )
 OWNED = {
     **{owner: [name for name in vars(owner) if not name.startswith("__")] for owner in (Loop, OpenRequests, Reopening)},
