@@ -69,31 +69,13 @@ class DeviceSpan:
 
 @dataclass(slots=True)
 class Ticket:
-    """A launch. ``outputs``: the arrays that are evaluated when it is done. ``Device.wait`` sets ``span``."""
+    """A launch. ``outputs``: the arrays that are evaluated when it is done. ``Device.wait`` uses the rest."""
 
     outputs: Sequence[mx.array]
     launched: float
     span: DeviceSpan | None = None
-    _failure: DeviceFailed | None = None
-    _waiting: threading.Lock = field(default_factory=threading.Lock)
-
-    def once(self, wait: Callable[[], DeviceSpan]) -> DeviceSpan:
-        """Return the span that ``wait`` returns. Only the first thread waits for the device, the others wait for that
-        thread: MLX frees a launched array's event without a lock, and reports an error to only one waiting thread.
-
-        Raises:
-            DeviceFailed: ``wait`` raised it, now or for another thread.
-        """
-        with self._waiting:
-            if self._failure is not None:
-                raise self._failure
-            if self.span is None:
-                try:
-                    self.span = wait()
-                except DeviceFailed as failure:
-                    self._failure = failure
-                    raise
-            return self.span
+    failed: DeviceFailed | None = None
+    waiting: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Device:
@@ -128,12 +110,23 @@ class Device:
         return Ticket(outputs, launched)
 
     def wait(self, ticket: Ticket) -> DeviceSpan:
-        """Wait until a launch is done, and return when the device computed it.
+        """Wait until a launch is done, and return when the device computed it. Only the first thread waits for the
+        device, the others wait for that thread: MLX frees a launched array's event without a lock, and reports an error
+        to only one waiting thread.
 
         Raises:
-            DeviceFailed: the device failed.
+            DeviceFailed: the device failed, as this thread or another one noticed.
         """
-        return ticket.once(lambda: self._wait(ticket))
+        with ticket.waiting:
+            if ticket.failed is not None:
+                raise ticket.failed
+            if ticket.span is None:
+                try:
+                    ticket.span = self._wait(ticket)
+                except DeviceFailed as failure:
+                    ticket.failed = failure
+                    raise
+            return ticket.span
 
     def _wait(self, ticket: Ticket) -> DeviceSpan:
         with device_errors():

@@ -58,7 +58,6 @@ class StageRunner:
         group: Pair | None = None,
     ) -> None:
         self._model, self._stage, self.device = model, stage, device
-        self._is_rank = group is not None
         self._step = StepModel(model)
         self.pool = KVPool(model)
         self.rolls_back = True  # whether the states of its layers can be rolled back within blocks of drafts
