@@ -56,7 +56,7 @@ class Applied:
     """The results of a plan's commands, other than its slices.
 
     pending: arrays to compute with the step.
-    for_disk: blocks for ``store``. Their arrays are among the step's outputs, because later launches read the pool's.
+    for_disk: blocks to write. Their arrays are among the step's outputs, because later launches read the pool's.
     fetching, lacking: as in ``StageFigures``.
     bytes_copied, copying: the bytes of stored KV that were copied for sequences that begin with it, and the seconds;
         0 seconds if the step includes them.

@@ -36,9 +36,8 @@ from splitinfer.common.plain_text import plain
 from splitinfer.core.plan import StepPlan
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping
-from splitinfer.engine.links.connection import Connection, open_connection, outgoing
+from splitinfer.engine.links.connection import Connection, open_connection, outgoing, payload_of
 from splitinfer.engine.links.probe import probe_next, reply_to
-from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.stage.masking import RawMasks
