@@ -187,23 +187,18 @@ class Worker:
 
     def _next_event(self) -> Event | StepFailed | str | None:
         """Build graphs of likely steps until an event arrives, and return the event. Return None if none arrived before
-        the machine may sleep again."""
-        runner = None if self._holder.stage is None else self._holder.stage.runner
+        the machine may sleep again.
+
+        The machine stays awake while a coordinator is connected. Open requests are not the criterion: if the machine
+        sleeps between two requests, its coordinator loses it and cannot wake it. A coordinator that sleeps itself falls
+        silent, and then the session ends."""
         try:
-            self._watch_machine()
-            if runner is not None:
-                self._housekeeping.build_ahead(runner)
+            self._housekeeping.watch_machine(is_needed=self._owner is not None)
+            self._housekeeping.build_ahead(None if self._holder.stage is None else self._holder.stage.runner)
             release = None if self._owner is not None else self._housekeeping.until_release()
             return self._housekeeping.next_event(release)
         except Exception as error:  # noqa: BLE001 - ends the session, as an error in an event does
             return StepFailed(error, lambda: False)
-
-    def _watch_machine(self) -> None:
-        """Keep the machine awake while a coordinator is connected, and report this process's memory to other processes.
-
-        Open requests are not the criterion: if the machine sleeps between two requests, its coordinator loses it and
-        cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
-        self._housekeeping.watch_machine(is_needed=self._owner is not None)
 
     def _on_item(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
         """Handle one frame, or a link's end."""
@@ -249,7 +244,7 @@ class Worker:
         if owner is not self._owner:
             self._end_session("another coordinator connected")
             self._owner = owner
-            self._watch_machine()  # loading takes minutes
+            self._housekeeping.watch_machine(is_needed=True)  # loading takes minutes
             log.info("serving %s (%s)", owner.name, owner.link.address)
         if connection is not owner:
             self._guests[connection.role] = connection
