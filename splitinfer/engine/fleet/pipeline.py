@@ -173,7 +173,8 @@ class Pipeline:
             self._pair_ranks()
             self._reach_workers(fleet, connect_timeout or self._config.connect_timeout)
             fleet.connect_ranks()
-            fleet.load([self._config.load(each.stage, self._half(each)) for each in fleet.workers])
+            for each in fleet.workers:  # all of them load at the same time
+                each.send(self._config.load(each.stage, self._half(each)))
             local = self._load_local()
             own = () if local is None else (local.begin_anew(),)
             self.ready = (*own, *fleet.await_ready(silence, meanwhile))
@@ -373,8 +374,8 @@ class Pipeline:
             return ()
         everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
         keys = [key for key in self.ready[0].kept or () if key in everywhere]
-        if self._local is not None:
-            return self._local.kept(keys)
+        if self._local is not None and self._local.disk is not None:
+            return self._local.disk.kept(keys)
         here = [each for each in self._fleet.workers if each.stage == 0 and each.spec.is_local]
         return kept_here(disk, self._config.load(0, self._half(here[0])), keys) if here else ()
 
