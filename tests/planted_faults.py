@@ -61,8 +61,8 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
     },
     f"{_WORKER}/handshake.py": {
         "a worker stays taken by a coordinator that is gone": (
-            "busy = self._owner is not None and self._owner.link.closed is None",
-            "busy = self._owner is not None",
+            "owner = None if self._owner is None or self._owner.link.closed is not None else self._owner",
+            "owner = self._owner",
         ),
         "the stage before may connect after its session": ("                self._access.begin()\n", ""),
         "a stranger that says nothing is never dropped by a worker": ('link.abort("no message came in time")', "pass"),

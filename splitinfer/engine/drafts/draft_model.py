@@ -260,7 +260,7 @@ class DraftModel:
         logits = self._step.run(parts, ids, None)
         chosen = self._sampler.tokens(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
         # If the next round may read the chosen tokens, the host reads a copy of the array (``Device.launch``).
-        read, pending = (chosen + 0, (chosen,)) if self._may_go_ahead(lines) else (chosen, ())
+        read, pending = (chosen, ()) if self._device.computes_at_launch else (chosen + 0, (chosen,))
         ticket = self._device.launch((read,), pending, round_of(len(lines)), time.monotonic())
         return _Round(tuple(lines), chosen, ticket)
 
