@@ -78,6 +78,33 @@ class Ticket:
     waiting: threading.Lock = field(default_factory=threading.Lock)
 
 
+_OF_SUMS = "[ring]", "[jaccl]"  # the beginnings of MLX's errors for a lost peer
+
+
+def device_errors(*, of_memory: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that translates MLX's errors to DeviceFailed: errors of a failed device and for lack of
+    memory, or only the latter with ``of_memory``."""
+
+    def translating(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def guarded(*args: P.args, **named: P.kwargs) -> T:
+            try:
+                return function(*args, **named)
+            except (RuntimeError, MemoryError) as error:
+                text = " ".join(str(error).split()) or type(error).__name__
+                no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
+                if of_memory and not no_memory:
+                    raise
+                if text.startswith(_OF_SUMS):
+                    raise DeviceFailed(f"the other rank went away in a sum ({text:.200})", lost_rank=True) from error
+                what = "has no memory left" if no_memory else "failed"
+                raise DeviceFailed(f"the device {what} ({text:.200})", no_memory) from error
+
+        return guarded
+
+    return translating
+
+
 class Device:
     """MLX's default device, which computes launches in their order. One thread launches; any thread may wait.
 
@@ -90,6 +117,7 @@ class Device:
         self._lock = threading.Lock()
         self._free_at = time.monotonic()
 
+    @device_errors()
     def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
         """Launch the computation of arrays, and return its ticket.
 
@@ -105,8 +133,7 @@ class Device:
             DeviceFailed: the device failed.
         """
         launched = began if self.computes_at_launch else time.monotonic()
-        with device_errors():
-            mx.async_eval(*outputs, *pending)  # type: ignore[no-untyped-call]
+        mx.async_eval(*outputs, *pending)  # type: ignore[no-untyped-call]
         return Ticket(outputs, launched)
 
     def wait(self, ticket: Ticket) -> DeviceSpan:
@@ -128,54 +155,14 @@ class Device:
                     raise
             return ticket.span
 
+    @device_errors()
     def _wait(self, ticket: Ticket) -> DeviceSpan:
-        with device_errors():
-            mx.eval(*ticket.outputs)
+        mx.eval(*ticket.outputs)
         ended = time.monotonic()
         with self._lock:
             span = DeviceSpan(min(max(ticket.launched, self._free_at), ended), ended)
             self._free_at = max(self._free_at, ended)
         return span
-
-
-_OF_SUMS = "[ring]", "[jaccl]"  # the beginnings of MLX's errors for a lost peer
-
-
-class device_errors:  # noqa: N801 - used as a function
-    """Translate MLX's errors in a block or a function to DeviceFailed: errors of a failed device and for lack of
-    memory, or only the latter with ``of_memory``."""
-
-    def __init__(self, *, of_memory: bool = False) -> None:
-        self._of_memory = of_memory
-
-    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function with its errors translated."""
-
-        @wraps(function)
-        def guarded(*args: P.args, **named: P.kwargs) -> T:
-            try:
-                return function(*args, **named)
-            except (RuntimeError, MemoryError) as error:
-                self.__exit__(None, error, None)
-                raise
-
-        return guarded
-
-    def __enter__(self) -> None:
-        """Begin the block."""
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Raise DeviceFailed for an error of the device."""
-        if not isinstance(error, RuntimeError | MemoryError):
-            return
-        text = " ".join(str(error).split()) or type(error).__name__
-        no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
-        if self._of_memory and not no_memory:
-            return
-        if text.startswith(_OF_SUMS):
-            raise DeviceFailed(f"the other rank went away in a sum ({text:.200})", lost_rank=True) from error
-        what = "has no memory left" if no_memory else "failed"
-        raise DeviceFailed(f"the device {what} ({text:.200})", no_memory) from error
 
 
 # -- which device ----------------------------------------------------------------------------------
