@@ -464,9 +464,8 @@ class Pipeline:
             self._lost = handle
             raise handle.lost(str(error)) from error
 
-    def receive(self, event: LinkEvent | LocalResult) -> StepResult | None:
-        """Read a stage's event. Return the result of a step, or None for any other event. A worker's result lacks the
-        figures of the coordinator's own stage.
+    def receive(self, event: LinkEvent | LocalResult, oldest: StepInFlight | None) -> StepResult | None:
+        """Read a stage's event. Return the result of the ``oldest`` step, or None for any other event.
 
         Raises:
             WorkerLost, ProtocolError: the pipeline cannot go on.
@@ -493,7 +492,8 @@ class Pipeline:
             if handle is not self._fleet.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
             stages = range(int(self.layout.has_own_stage), self.layout.num_stages)
-            figures = FiguresLater(partial(read_figures, message.figures, stages))
+            read = partial(read_figures, message.figures, stages)
+            figures = FiguresLater(read if oldest is None else lambda: oldest.figures_of(read()))
             return StepResult(message.step, message.sampled, figures)
         if isinstance(message, Digest):
             self._compare(handle, message)

@@ -18,12 +18,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from splitinfer.core.absence import Rest
 from splitinfer.core.grammar import TokenRules
 from splitinfer.core.liveness import limit_of
-from splitinfer.core.plan import FiguresLater, StepPlan, StepResult
+from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.device.steps import StepFailed
@@ -180,7 +179,7 @@ class Loop:
     def _handle(self, event: StageEvent | Call) -> None:
         """Handle one event."""
         if isinstance(event, LinkEvent | LocalResult):
-            if (result := self._pipeline.receive(event)) is not None:
+            if (result := self._pipeline.receive(event, self.scheduler.oldest)) is not None:
                 self._take_result(result, event.at)
         elif isinstance(event, StepFailed):
             event.raise_if_due()
@@ -190,9 +189,6 @@ class Loop:
     def _take_result(self, result: StepResult, heard: float) -> None:
         """Take the result of the oldest step."""
         step, now = self.scheduler.oldest, time.monotonic()
-        if step is not None and self._pipeline.layout.num_stages > 1:
-            figures = FiguresLater(partial(step.figures_of, result.figures))
-            result = StepResult(result.step, result.sampled, figures)
         events = self.scheduler.update(result, heard)
         assert step is not None, "the scheduler took the result of a step"
         self._answered_at = now
