@@ -252,8 +252,8 @@ class Figures:
         return self._after_counting(lambda: self._totals.usual_request)
 
     def histograms(self) -> dict[str, Histogram]:
-        """Return times and sizes of requests, since the start."""
-        return self._after_counting(self._totals.read_histograms)
+        """Return copies of the histograms of requests since the start, by the names of ``totals.BOUNDS``."""
+        return self._after_counting(lambda: {name: each.copy() for name, each in self._totals.histograms.items()})
 
 
 def _new_rows(part: Slice, num_sampled: int, request: RequestRecord) -> int:

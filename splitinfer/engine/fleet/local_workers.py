@@ -75,11 +75,6 @@ class LocalWorker:
         )
 
     @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._process.pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
