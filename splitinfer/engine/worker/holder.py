@@ -47,12 +47,6 @@ class StageHolder:
         stage = self.stage
         return () if stage is None else ((stage.checkpoint, stage.command.model),)
 
-    def loaded(self) -> LoadedStage:
-        """Return the stage. Raises ProtocolError if no stage is loaded."""
-        if self.stage is None:
-            raise ProtocolError("a step came before the stage was loaded")
-        return self.stage
-
     def load(self, connection: Connection, command: Load, weights: Weights) -> None:
         """Load the stage that a coordinator asks for, unless it is loaded already, and reply to the coordinator."""
         if self._model is not None:

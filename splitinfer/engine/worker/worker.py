@@ -280,10 +280,24 @@ class Worker:
 
     # -- steps -------------------------------------------------------------------------------
 
+    def _stage_for(self, frame: Frame) -> LoadedStage:
+        """Return the stage for a step's frame. The first of two ranks sends the frame on to the other one, unchanged.
+        Raises ProtocolError, PeerError."""
+        stage = self._holder.stage
+        if stage is None:
+            raise ProtocolError("a step came before the stage was loaded")
+        if stage.command.passes_on:
+            if self._downstream is None:
+                raise ProtocolError("a step came before the next stage was connected")
+            try:
+                self._downstream.link.send(frame)
+            except TransportError as error:
+                raise PeerError(f"{self.name} lost the other rank: {error}") from error
+        return stage
+
     def _take_picture(self, message: Shown, frame: Frame) -> None:
         """Keep a picture until the next plan's sequences hold it."""
-        if self._holder.loaded().command.passes_on:
-            self._pass_on(frame)
+        self._stage_for(frame)
         try:
             (part,) = frame.parts
             rgb = np.frombuffer(bytes(part), np.uint8).reshape(*message.size, 3)
@@ -293,9 +307,7 @@ class Worker:
 
     def _take_plan(self, message: Plan, frame: Frame, received: float) -> None:
         """Check a plan, and launch it if it needs no rows."""
-        stage = self._holder.loaded()
-        if stage.command.passes_on:
-            self._pass_on(frame)
+        stage = self._stage_for(frame)
         stage.runner.check(message.plan, stage.command.longest)
         if len(self._waiting) == _MOST_WAITING:
             raise ProtocolError(f"{_MOST_WAITING} plans wait for their rows already")
@@ -306,9 +318,7 @@ class Worker:
 
     def _take_rows(self, rows: Rows, frame: Frame, received: float) -> None:
         """Launch the oldest waiting plan with its rows. Raises ProtocolError if the rows are for another step."""
-        stage = self._holder.loaded()
-        if stage.command.passes_on:
-            self._pass_on(frame)
+        stage = self._stage_for(frame)
         if not self._waiting or self._waiting[0].step != rows.step:
             raise ProtocolError(f"the rows of step {rows.step} came, and no plan waits for them")
         self._launch(stage, self._waiting.popleft(), *payload_of(rows, frame), rows.figures, received)
@@ -350,15 +360,6 @@ class Worker:
             following.send(message, *parts)
         except TransportError as error:
             raise PeerError(f"{self.name} lost the next stage: {error}") from error
-
-    def _pass_on(self, frame: Frame) -> None:
-        """Send a received frame on to the other rank, unchanged."""
-        if self._downstream is None:
-            raise ProtocolError("a step came before the next stage was connected")
-        try:
-            self._downstream.link.send(frame)
-        except TransportError as error:
-            raise PeerError(f"{self.name} lost the other rank: {error}") from error
 
     def _send(
         self,
