@@ -205,7 +205,8 @@ class StageRunner:
 
     def _end_first(self, slices: tuple[Slice, ...], under_way: Sequence[Launched]) -> None:
         """Wait for steps in flight if launching now would copy too many of the arrays that they write."""
-        in_flight = [step for step in under_way if not step.is_done] if under_way else []
+        # A thread has waited for the other steps; drafts after them may still be in flight.
+        in_flight = [step for step in under_way if step.ticket.span is None] if under_way else []
         if in_flight:
             step = [part.seq_id for part in slices]
             first = self.pool.must_end_first(step, [each.seq_ids for each in in_flight])

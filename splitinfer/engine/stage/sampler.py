@@ -46,10 +46,6 @@ class TokenChoice:
     tokens: mx.array
     logprobs: mx.array
 
-    def arrays(self) -> list[mx.array]:
-        """Return the arrays to evaluate."""
-        return [self.tokens, self.logprobs]
-
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
