@@ -368,12 +368,8 @@ class WeightReader:
             f"{self.peer} is gone: {error}; what was copied until then stays, and the next try goes on from it"
         )
 
-    def close(self) -> None:
-        """Close the link."""
-        self._link.close("nothing more is wanted")
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._link.close("nothing more is wanted")
