@@ -404,8 +404,8 @@ class Pipeline:
             step.is_sent = True
             if masks is not None:
                 nothing = Finished(plan, partial(StageFigures, 0, 0.0, 0.0), None, None, ())
-                self._send_rows(group, step, nothing, masks.result())
-                step.figures = None  # the first stage's figures come with the result
+                message, parts, _ = outgoing(nothing, masks.result())  # the first stage's figures come with the result
+                self._send_next(group, message, *parts)
             return
         if masks is not None and self.layout.num_stages == 1:
             raw, masks = masks, None
@@ -429,24 +429,17 @@ class Pipeline:
         masks: Future[RawMasks] | None,
         done: Launched,
     ) -> None:
-        """Send the rows of a step that is done, or give the loop its result if there is only one stage. Runs on the
-        thread that waits for the device, if there is one. ``local``, ``group``: the runner and fleet at its launch."""
+        """Send the rows of a step that is done, and keep the first stage's figures in it, or give the loop its result
+        if there is only one stage. Runs on the thread that waits for the device, if there is one. ``local``, ``group``:
+        the runner and fleet at its launch."""
         finished, step.is_sent = local.finish(done), True
         if self.layout.num_stages == 1:
             result = StepResult(step.plan.step, finished.sampled, (finished.figures(),))
             self._put(LocalResult(result, time.monotonic(), group))
         else:
-            self._send_rows(group, step, finished, {} if masks is None else masks.result())
+            message, parts, step.figures = outgoing(finished, {} if masks is None else masks.result())
+            self._send_next(group, message, *parts)
         local.store(done)
-
-    def _send_rows(self, group: Fleet, step: StepInFlight, done: Finished, masks: RawMasks) -> None:
-        """Send a step's rows to the next stage, and keep the first stage's figures in the step.
-
-        Raises:
-            WorkerLost: the link fails.
-        """
-        message, parts, step.figures = outgoing(done, masks)
-        self._send_next(group, message, *parts)
 
     def _send_next(self, group: Fleet, message: Message, *parts: memoryview) -> None:
         """Send a message to the next stage.
