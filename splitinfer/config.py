@@ -44,7 +44,7 @@ class Layout(core.Layout):
                 {
                     "key": stage.key,
                     "codec": stage.codec,
-                    "link_transport": _link_transport(stage),
+                    "link_transport": LinkTransport(stage.transport, stage.backend, stage.device),
                     "across": tuple(stage.across),
                     "sums": stage.sums,
                     "sums_device": stage.sums_device,
@@ -236,10 +236,6 @@ def _serving_options(shape: _LayoutShape, name: str) -> ServingOptions:
         return ServingOptions(**({} if shape.serving is None else dict(shape.serving)))
     except ValueError as error:
         raise LayoutError(f"'serving' of layout {name}: {error}") from error
-
-
-def _link_transport(stage: _StageShape) -> LinkTransport:
-    return LinkTransport(stage.transport, stage.backend, stage.device)
 
 
 def _hint(key: str, shape: type[pydantic.BaseModel]) -> str:

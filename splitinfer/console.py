@@ -39,7 +39,7 @@ def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM
         SplitinferError: as ``LLM``.
     """
     display = _LoadDisplay()
-    with display.live():
+    with display.progress:
         planned = (layout, None) if isinstance(layout, str) else (layout.layout, layout.profiles)
         llm = LLM(planned[0], model=model, settings=settings, notice=display.notice, profiles=planned[1])
         display.end()
@@ -76,7 +76,7 @@ class _LoadDisplay:
     """
 
     def __init__(self) -> None:
-        self._progress = Progress(
+        self.progress = Progress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),
             *(() if errors.width < _NARROW else (BarColumn(bar_width=24),)),
@@ -88,17 +88,12 @@ class _LoadDisplay:
         self._lock = threading.Lock()
         self.is_done = False
 
-    @contextmanager
-    def live(self) -> Iterator[None]:
-        with self._progress:
-            yield
-
     def end(self) -> None:
         """Mark each stage as ready."""
         with self._lock:
             self.is_done = True
             for stage, task in self._tasks.items():
-                self._progress.update(task, description=stage)
+                self.progress.update(task, description=stage)
 
     def notice(self, stage: str, progress: messages.Progress) -> None:
         if self.is_done:
@@ -111,8 +106,8 @@ class _LoadDisplay:
             if progress.phase == "link" or not errors.is_terminal:
                 return
             if stage not in self._tasks:
-                self._tasks[stage] = self._progress.add_task(stage, total=None)
+                self._tasks[stage] = self.progress.add_task(stage, total=None)
             words = " ".join(filter(None, (stage, _WORDS.get(progress.phase, progress.phase), progress.text)))
             description = stage if progress.phase == "survey" else words
             done, total = (progress.done, progress.total) if progress.total else (None, None)  # trials have no total
-            self._progress.update(self._tasks[stage], description=description, completed=done, total=total)
+            self.progress.update(self._tasks[stage], description=description, completed=done, total=total)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +106,10 @@ class Keyring:
 
     def admit(self, key: str, name: str) -> None:
         """Admit a key from now on; ``name`` is its owner's, for people."""
-        _check(key)
+        try:
+            check_key(key)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         with self._changing():
             self._write({**self._known, key: Known(key, " ".join(name.split())[:_MAX_NAME])})
 
@@ -122,11 +125,8 @@ class Keyring:
         return self._folder / "peers"
 
     def _read(self) -> None:
-        self._known = self._known_of((read(self._peers) or "").splitlines())
-
-    def _known_of(self, lines: Iterable[str]) -> dict[str, Known]:
         known = {}
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate((read(self._peers) or "").splitlines(), 1):
             key, _, name = line.strip().partition(" ")
             if key:
                 try:
@@ -134,7 +134,7 @@ class Keyring:
                 except ValueError as error:
                     raise ConfigError(f"line {number} of {self._peers}: {error}") from error
                 known[key] = Known(key, name.strip())
-        return known
+        self._known = known
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -149,10 +149,3 @@ class Keyring:
     def _write(self, known: dict[str, Known]) -> None:
         replace_file(self._peers, "".join(f"{one.key} {one.name}\n" for one in known.values()))
         self._known = known
-
-
-def _check(key: str) -> None:
-    try:
-        check_key(key)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

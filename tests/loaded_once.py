@@ -31,8 +31,8 @@ from splitinfer.models.caches import kv_blocks
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library.mlx_lm import base
-from splitinfer.models.load.building import CONFIGURATION
 from splitinfer.models.load.loader import Survey
+from splitinfer.weights.manifest import CONFIGS
 
 _KEY = "_loaded_once"  # a stage's attribute: what it was loaded from
 _OWN_PRODUCTS = (mx.array.__matmul__, mx.quantized_matmul)
@@ -73,7 +73,7 @@ def _surveyed_once(survey: Callable[..., Survey]) -> Callable[..., Survey]:
 
 def _described(checkpoint: Checkpoint) -> Hashable:
     """All that a survey reads: no weight is."""
-    files = [checkpoint.folder / name for name in CONFIGURATION]
+    files = [checkpoint.folder / name for name in CONFIGS]
     contents = tuple(file.read_bytes() if file.exists() else b"" for file in files)
     tables = repr(sorted(checkpoint.tensors.items()))
     return json.dumps(checkpoint.config, sort_keys=True), tables, contents

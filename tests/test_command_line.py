@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from splitinfer import cli
 from splitinfer.cli import app, opening
 from splitinfer.cli.options import ChatOptions, PipelineOptions, settings_of
-from splitinfer.cli.serve_options import ServeOptions
+from splitinfer.cli.serve import ServeOptions
 from splitinfer.cli.serving import entries_of
 from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling

@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -342,7 +342,7 @@ def _machines(layout: Layout) -> list[str | None]:
 def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]] | None:
     """Plain mlx-lm's figures, and its verdicts on all answers; ``None`` if it cannot run here."""
     try:
-        with plain_mlx_lm(layout, work.options.checkpoint, PROCESS) as plain:
+        with closing(plain_mlx_lm(layout, work.options.checkpoint, PROCESS)) as plain:
             if work.is_emulated:
                 work.give_up(PLAIN, EMULATED)
             else:

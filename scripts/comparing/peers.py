@@ -14,7 +14,7 @@ from splitinfer.bench.child_process import AskedProcess
 from splitinfer.bench.figures import Run
 from splitinfer.bench.mlx_lm import MlxLm
 from splitinfer.errors import ModelError
-from splitinfer.probes.evidence import own_address
+from splitinfer.system.interfaces import source_towards
 
 PROCESS = "scripts.comparing.mlx_lm_process"
 _PATH = str(Path(__file__).parents[2])  # where a child finds that module
@@ -146,7 +146,7 @@ def _ring(machines: Sequence[str | None]) -> list[str]:
     """
     there = [machine for machine in machines if machine is not None]
     try:
-        own = own_address(socket.gethostbyname(there[0]), _PORT) if there else "127.0.0.1"
+        own = source_towards(there[0]) if there else "127.0.0.1"
         ports = iter(_free_ports(machines.count(None)))
         return [
             f"{own}:{next(ports)}" if machine is None else f"{socket.gethostbyname(machine)}:{_PORT + rank}"

@@ -39,7 +39,7 @@ from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.models.border.hidden_states import to_parts
-from splitinfer.models.border.tensors import on_host
+from splitinfer.models.border.tensors import memory_of
 from splitinfer.models.caches.quantised import QuantisedKVCache, attention, over_words
 from splitinfer.models.caches.rows import attend_by_rows
 from splitinfer.models.cut.cut import StageModel
@@ -312,7 +312,7 @@ def _read_in_use(size: int, rounds: int) -> dict[str, Any]:
         for _ in range(64):
             y = y + x
         mx.async_eval(y)  # type: ignore[no-untyped-call]
-        here = on_host(x)[-1]
+        here = memory_of(x)[-1]
         wrong += here != number + 1 or bool(mx.any(y != 65 * (number + 1)).item())
     return {"rounds": rounds, "wrong": wrong}
 

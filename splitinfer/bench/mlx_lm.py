@@ -1,7 +1,7 @@
 """Runs plain mlx-lm in a process of its own, and sends it tasks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from splitinfer.bench.child_process import AskedProcess
 from splitinfer.bench.figures import Run
@@ -14,7 +14,7 @@ from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import fetch, open_model
 from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.load.trained import is_trained
-from splitinfer.models.memory import free_bytes, on_gpu
+from splitinfer.models.memory import free_bytes
 
 PROCESS = "splitinfer.bench.mlx_lm_process"
 
@@ -33,11 +33,6 @@ class MlxLm:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        """The process id of the child."""
-        return self._child.pid
 
     def run(self, prompt: Sequence[int], tokens: int, **how: Any) -> Run:
         """Answer one prompt. ``num_draft``: the drafts at a time of mlx-lm's own speculative decoding. ``then``: the
@@ -65,12 +60,6 @@ class MlxLm:
     def close(self) -> None:
         """End the process."""
         self._child.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def plain_mlx_lm(layout: Layout, checkpoint: Checkpoint, process: str = PROCESS) -> MlxLm:
@@ -104,5 +93,5 @@ def fetched(layout: Layout) -> tuple[str, str | None]:
     """Download the parts of a pipeline's model that this machine lacks. Return its folder and dtype."""
     name = str(layout.model)
     checkpoint = open_model(name)
-    fetch(name, checkpoint, checkpoint.files, lambda _done, _total, _file: None)
-    return str(checkpoint.folder.resolve()), resolve_dtype(layout.dtype, gpu=on_gpu())
+    fetch(name, checkpoint, checkpoint.tensors, lambda _done, _total, _file: None)
+    return str(checkpoint.folder.resolve()), resolve_dtype(layout.dtype)

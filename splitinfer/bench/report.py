@@ -22,9 +22,9 @@ def print_found(found: Mapping[str, Any], tables: Iterable[RenderableType]) -> N
     out.file.write(dumps(found) + "\n")
 
 
-def range_of(figure: Mapping[str, Any], digits: int = 2) -> str:
+def range_of(figure: Mapping[str, Any]) -> str:
     """Return a median with the lowest and the highest value, as text."""
-    low, median, high = (f"{figure[name]:.{digits}f}" for name in ("low", "median", "high"))
+    low, median, high = (f"{figure[name]:.2f}" for name in ("low", "median", "high"))
     return f"{median} ({low} to {high})"
 
 

@@ -6,7 +6,7 @@ order, because machines drift. An uncounted round warms both up.
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 from rich.console import RenderableType
@@ -52,7 +52,8 @@ def measure(options: Options) -> dict[str, Any]:
     parts = speed_parts(options.decode_tokens, options.prompt_tokens, options.counts)
     context = max(part.context for part in parts)
     options.check_context(context)
-    on, watch, notes = describe(), LoadWatch(), _notes(options)
+    on, watch = describe(), LoadWatch()
+    notes = ["fewer than 3 trials say nothing about the spread"] if options.trials < 3 else []
     with ExitStack() as stack:
         waits = Settings().rejoin_timeout  # for a lost stage, like a chat
         settings = options.settings(context, max_running=max(MAX_RUNNING, *options.counts), rejoin_timeout=waits)
@@ -60,7 +61,7 @@ def measure(options: Options) -> dict[str, Any]:
         try:
             if emulated_machine() is not None:
                 raise ModelError(EMULATED)
-            plain = stack.enter_context(plain_mlx_lm(llm.layout, options.checkpoint))
+            plain = stack.enter_context(closing(plain_mlx_lm(llm.layout, options.checkpoint)))
         except ModelError as error:
             notes.append(f"{PLAIN}: {error}")
         if llm.layout.draft is None:
@@ -139,11 +140,6 @@ def _ratios(cells: Cells) -> dict[str, Any]:
     """Return the ratios of our figures to mlx-lm's, by part. More tokens a second are better, and fewer seconds."""
     ours, theirs = cells[PIPELINE], cells.get(PLAIN, {})
     return {part: ratios(ours[part].values, cell.values) for part, cell in theirs.items() if cell.values}
-
-
-def _notes(options: Options) -> list[str]:
-    """Return caveats for readers of the figures."""
-    return ["fewer than 3 trials say nothing about the spread"] if options.trials < 3 else []
 
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:

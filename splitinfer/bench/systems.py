@@ -154,7 +154,7 @@ class PipelineSystem(System):
 
     def turn(self, part: Part, _: int) -> Cell:
         """Measure a second turn after the earlier answer to the part's prompt."""
-        first = self.answers.get(_first_prompt(part))
+        first = self.answers.get(prompt_part(part.prompt).name)
         if first is None:
             return Cell(why_not="the prompt before it was not measured")
         turn = [*self.tasks.prompts[part.name], *first, *self.tasks.second(part.name)]
@@ -195,8 +195,3 @@ class PlainSystem(System):
 def _run(request: Request, asked: float = 0.0) -> Run:
     output = whole(request.result())
     return Run(tuple(output.token_ids), tuple(asked + each for each in output.token_times))
-
-
-def _first_prompt(part: Part) -> str:
-    """Return the name of the part whose answer a second turn follows."""
-    return prompt_part(part.prompt).name

@@ -46,7 +46,7 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
         if options.serve is None:
             llm = stack.enter_context(open_llm(options, chosen, chats=not options.raw))
         else:
-            from splitinfer.cli.serve_options import ServeOptions
+            from splitinfer.cli.serve import ServeOptions
             from splitinfer.cli.serving import serving, stay_open
 
             same = {each.name: getattr(options, each.name) for each in fields(PipelineOptions)}

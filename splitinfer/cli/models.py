@@ -100,8 +100,8 @@ def _pull_from_hub(model: str, span: tuple[int, int] | None) -> None:
     from splitinfer.models.load.loader import survey
 
     checkpoint = open_model(model)
-    files = checkpoint.files if span is None else survey(checkpoint, *span, None).files
-    fetch(model, checkpoint, files, lambda _done, _total, file: typer.echo(file, err=True) if file else None)
+    tensors = checkpoint.tensors if span is None else survey(checkpoint, *span, None).tensors
+    fetch(model, checkpoint, tensors, lambda _done, _total, file: typer.echo(file, err=True) if file else None)
     tell(f"{model} is in {checkpoint.folder}")
 
 

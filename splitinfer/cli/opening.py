@@ -99,18 +99,14 @@ def closing_of(
             server.begin_draining()
         llm.drain(seconds)
         if servers:
-            _until(lambda: all(server.is_idle for server in servers), _SEND)
+            give_up = time.monotonic() + _SEND
+            while not all(server.is_idle for server in servers) and time.monotonic() < give_up:
+                time.sleep(0.01)
         else:
             left.wait(_LEAVE)
         llm.close()
 
     return Closing(llm.close, close_seconds, drain, seconds + _SEND + close_seconds)
-
-
-def _until(is_so: Callable[[], bool], seconds: float) -> None:
-    give_up = time.monotonic() + seconds
-    while not is_so() and time.monotonic() < give_up:
-        time.sleep(0.01)
 
 
 # -- the layout --------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def _gigabytes_or_all(value: float | None) -> float | None:
 def option(name: str) -> Any:
     """Return the command line's option for a field of ``Settings``."""
     each = _DECLARED[name]
-    said, flag = each.option, _flag(each)
+    said, flag = each.option, each.option.flag or f"--{name.replace('_', '-')}"
     is_scaled, is_number = said.per != 1, each.kind in (int, float)
     return typer.Option(
         f"{flag}/--no-{flag[2:]}" if each.kind is bool and each.may_be_none else flag,
@@ -70,10 +70,6 @@ def option(name: str) -> Any:
         max=said.most,
         callback=_gigabytes_or_all if is_scaled else finite if is_number else None,
     )
-
-
-def _flag(each: Declared) -> str:
-    return each.option.flag or f"--{each.name.replace('_', '-')}"
 
 
 def _parameter(each: Declared) -> inspect.Parameter:

@@ -14,7 +14,7 @@ from typing import NoReturn, cast
 from splitinfer.cli.opening import closing_of, layout_of, open_llm
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.cli.running import say
-from splitinfer.cli.serve_options import ServeOptions
+from splitinfer.cli.serve import ServeOptions
 from splitinfer.common.endpoint import Endpoint, is_loopback
 from splitinfer.config import find_layout
 from splitinfer.console import load_llm

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -148,7 +148,7 @@ def _steps(*, makes_key: bool = True) -> "Iterator[tuple[LaunchSteps, Ssh]]":
     from splitinfer.launch.steps import LaunchSteps
 
     began = time.monotonic()
-    with Ssh() as ssh:
+    with closing(Ssh()) as ssh:
         yield LaunchSteps(own(makes_key=makes_key), ssh.run, lambda mark, line: _print(mark, line, began)), ssh
 
 

@@ -45,10 +45,9 @@ def _in_background(by: str | None, as_json: bool, *, detach: bool, stop: bool) -
     from splitinfer.launch.answer import encode, lines
 
     key, _, name = (by or "").partition(":")
-    asker = Known(key, name) if key else None
     if detach:
         words = [word for word in sys.argv[2:] if word not in ("--detach", "--json") and not word.startswith("--by=")]
-        answer = background.start(background.Wanted(tuple(words), asker))
+        answer = background.start(words, Known(key, name))
     else:
         answer = background.stop(key) if stop else background.show()
     if as_json:

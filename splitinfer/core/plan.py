@@ -9,7 +9,7 @@ Results hold token ids, never hidden states.
     Scheduler --StepPlan--> stage 0 --hidden--> stage 1 ... last stage --StepResult--> Scheduler
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
@@ -373,6 +373,9 @@ class FiguresLater(Seq[StageFigures]):
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def __iter__(self) -> Iterator[StageFigures]:
+        return iter(self._all)
 
 
 @dataclass(frozen=True, slots=True)

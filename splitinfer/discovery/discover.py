@@ -32,13 +32,13 @@ def discover(seconds: float, known: Iterable[Known], own: Versions, own_key: str
     ]
 
 
-def paired(known: Sequence[Known], own: Versions, seconds: float = SECONDS) -> list[dict[str, str]]:
+def paired(known: Sequence[Known], own: Versions) -> list[dict[str, str]]:
     """Return name, address and key of the workers that announce themselves now, answer, and have a key of the keyring.
     The search ends early once all of them were heard; with an empty keyring it does not start."""
     keys = {fingerprint_of(each.key): each.key for each in known}
     if not keys:
         return []
-    look = network.look(seconds, lambda seen: keys.keys() <= {each.fingerprint for each in seen})
+    look = network.look(SECONDS, lambda seen: keys.keys() <= {each.fingerprint for each in seen})
     found = [_found(worker, look.interfaces, known, own) for worker in look.workers]
     return [
         {"name": each.worker.name, "address": each.address, "key": keys[each.worker.fingerprint]}
@@ -47,12 +47,7 @@ def paired(known: Sequence[Known], own: Versions, seconds: float = SECONDS) -> l
     ]
 
 
-def find_stages(
-    layout: Layout,
-    keyring: Keyring | None = None,
-    seconds: float = SECONDS,
-    notice: OnFound = lambda _stage, _text: None,
-) -> Layout:
+def find_stages(layout: Layout, notice: OnFound = lambda _stage, _text: None) -> Layout:
     """Return the layout with an address for each worker that has none; the same layout if all have one.
 
     Raises:
@@ -61,9 +56,9 @@ def find_stages(
     """
     if not layout.to_find:
         return layout
-    known = [(each.key, each.name) for each in (keyring or Keyring()).known()]
+    known = [(each.key, each.name) for each in Keyring().known()]
     keys = {stage.name: key_of(stage, layout.name, known) for stage in layout.to_find}
-    look = network.look(seconds, lambda seen: bool(_chosen(keys, seen)))
+    look = network.look(SECONDS, lambda seen: bool(_chosen(keys, seen)))
     try:
         workers = {name: choose(name, key, look.workers) for name, key in keys.items()}
     except WorkerUnreachable as error:
@@ -78,13 +73,13 @@ def find_stages(
     return layout.with_found(found)
 
 
-def find_again(stage: StageSpec, seconds: float = SHORTLY) -> str | None:
+def find_again(stage: StageSpec) -> str | None:
     """Return the address at which the worker with a stage's key announces itself now and answers. Return None if it
     does not, or if the stage has no key."""
     if stage.key is None:
         return None
     keys = {stage.name: stage.key}
-    look = network.look(seconds, lambda seen: bool(_chosen(keys, seen)))
+    look = network.look(SHORTLY, lambda seen: bool(_chosen(keys, seen)))
     worker = _chosen(keys, look.workers).get(stage.name)
     try:
         return None if worker is None else address_of(_way_to(worker, None, look.interfaces), worker)
@@ -93,9 +88,7 @@ def find_again(stage: StageSpec, seconds: float = SHORTLY) -> str | None:
 
 
 def best_addresses(
-    workers: Iterable[tuple[str, str, str]],
-    seconds: float = SHORTLY,
-    notice: OnFound = lambda _name, _text: None,
+    workers: Iterable[tuple[str, str, str]], notice: OnFound = lambda _name, _text: None
 ) -> dict[str, str]:
     """Return the best address of each worker, by name. ``workers``: the names, keys and one known address of each.
 
@@ -105,7 +98,7 @@ def best_addresses(
     """
     known = {name: (key, address) for name, key, address in workers}
     keys = {name: key for name, (key, _) in known.items()}
-    look = network.look(seconds, lambda found: bool(_chosen(keys, found)))
+    look = network.look(SHORTLY, lambda found: bool(_chosen(keys, found)))
     met, found = _chosen(keys, look.workers), {name: address for name, (_, address) in known.items()}
     for name, worker in met.items():
         others = [each.addresses for other, each in met.items() if other != name]

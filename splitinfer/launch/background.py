@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import psutil
@@ -38,26 +38,6 @@ _LOG_BYTES = 2**16
 
 
 never_awaited: list["subprocess.Popen[bytes]"] = []  # workers outlive the process that starts them
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A worker to start in the background. words: the options of its command. by: the machine whose `up` asks, which
-    the worker will admit; None if a person asks."""
-
-    words: tuple[str, ...]
-    by: Known | None = None
-
-    @property
-    def asker(self) -> Known:
-        return self.by or Known("", "")
-
-    @property
-    def command(self) -> WorkerCommand:
-        command = command_of(("splitinfer", "worker", *self.words))
-        if command is None or not command.port:
-            raise ConfigError("a worker in the background needs a port of its own")
-        return command
 
 
 def show() -> WorkersAnswer:
@@ -112,45 +92,49 @@ def _alone() -> Iterator[None]:
 # ----- starting ------------------------------------------------------------------------------------
 
 
-def start(wanted: Wanted) -> WorkersAnswer:
+def start(words: Sequence[str], by: Known) -> WorkersAnswer:
     """Find the worker at the port or start one, and let it admit the machine that asks.
+
+    ``words``: the options of the worker's command. ``by``: the machine whose `up` asks; without a key, a person asks.
 
     Raises:
         ConfigError: no worker was started; the sentence says why.
     """
-    port = wanted.command.port
+    wanted = command_of(("splitinfer", "worker", *words))
+    if wanted is None or not wanted.port:
+        raise ConfigError("a worker in the background needs a port of its own")
     with _alone():
-        is_new = not _is_there(wanted, port)
-        if wanted.by is not None and not Keyring().admits(wanted.by.key):
-            Keyring().admit(wanted.by.key, plain(wanted.by.name, 60))
+        is_new = not _is_there(wanted, by)
+        if by.key and not Keyring().admits(by.key):
+            Keyring().admit(by.key, plain(by.name, 60))
         Keyring().own()  # which the worker would make
-        if is_new and not _start_service(wanted.command):
-            _spawn(wanted, port)
+        if is_new and not _start_service(wanted):
+            _spawn(words, by, wanted.port)
         return replace(show(), is_new=is_new)
 
 
-def _is_there(wanted: Wanted, port: int) -> bool:
+def _is_there(wanted: WorkerCommand, by: Known) -> bool:
     """Return whether a usable worker is at the port. Raises ConfigError if an unusable one is."""
-    there = own_workers(system_processes.processes()).get(port)
+    there = own_workers(system_processes.processes()).get(wanted.port)
     if there is not None:
         process, command = there
-        _refuse_unfit(wanted, command)
+        _refuse_unfit(wanted, by, command)
         if command.by is None or command.versions == _versions():
             return True
         processes.end(process.pid, _STOP_SECONDS)  # the same machine's `up` started it before an update
     return False
 
 
-def _refuse_unfit(wanted: Wanted, command: WorkerCommand) -> None:
+def _refuse_unfit(wanted: WorkerCommand, by: Known, command: WorkerCommand) -> None:
     """Raise ConfigError if a running worker does not match the options given."""
     where, other = f"the worker at port {command.port}", _another(command.port)
-    if command.is_loopback and not wanted.command.is_loopback:
+    if command.is_loopback and not wanted.is_loopback:
         raise ConfigError(f"{where} listens to that machine only; start it with --host 0.0.0.0, end it, or {other}")
-    if command.is_insecure and not wanted.command.is_insecure:
+    if command.is_insecure and not wanted.is_insecure:
         raise ConfigError(
             f"{where} was started with --insecure, so it cannot be told from another one; end it, or {other}"
         )
-    if command.by is not None and command.versions != _versions() and command.by.key != wanted.asker.key:
+    if command.by is not None and command.versions != _versions() and command.by.key != by.key:
         raise ConfigError(
             f"{where} was started before this version was installed; {plain(command.by.name, 60) or 'a person'} "
             "started it and must start it again"
@@ -180,14 +164,14 @@ def _start_service(wanted: WorkerCommand) -> bool:
     return True
 
 
-def _spawn(wanted: Wanted, port: int) -> None:
+def _spawn(words: Sequence[str], by: Known, port: int) -> None:
     """Start a worker that outlives this process and its ssh. Raises ConfigError if it ends at once."""
-    path, by = _log(port), f"--by={wanted.asker.key}:{plain(wanted.asker.name, 60)}"
+    path, asker = _log(port), f"--by={by.key}:{plain(by.name, 60)}"
     with path.open("ab") as log:
         os.fchmod(log.fileno(), 0o600)
         began = log.tell()
         worker = subprocess.Popen(
-            [sys.executable, "-m", "splitinfer", "worker", *wanted.words, by, f"--versions={_versions()}"],
+            [sys.executable, "-m", "splitinfer", "worker", *words, asker, f"--versions={_versions()}"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
         )  # fmt: skip
     never_awaited.append(worker)

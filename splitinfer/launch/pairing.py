@@ -210,7 +210,8 @@ class Meeting:
                 link, (host, *_) = self._listening.accept()
                 links = [*(each for each in links if each.fileno() >= 0), link]
                 if len(links) > _MOST_LINKS:  # a silent peer must not keep others out
-                    _shut(links.pop(0))
+                    with contextlib.suppress(OSError):
+                        links.pop(0).shutdown(socket.SHUT_RDWR)  # another thread reads from it
                 threading.Thread(target=self._try, args=(link, host, ended), daemon=True).start()
 
     def _dial(self, ended: threading.Event) -> None:
@@ -235,12 +236,6 @@ class Meeting:
         if not (ended.is_set() and isinstance(result, Exception)):  # the other may have gone on with success
             self._met.put(result)
         return True
-
-
-def _shut(link: socket.socket) -> None:
-    """End a link that another thread reads from."""
-    with contextlib.suppress(OSError):
-        link.shutdown(socket.SHUT_RDWR)
 
 
 def ask_code(read: Callable[[str], str], say: Callable[[str], None], own: str, before: str | None) -> str:

@@ -21,8 +21,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Self
 
 from splitinfer import cleanup
 from splitinfer.launch.hosts import Host
@@ -58,12 +56,6 @@ class Ssh:
         self._stack = contextlib.ExitStack()
         self._folder = Path(self._stack.enter_context(cleanup.temporary_folder("splitinfer-", "/tmp")))
         self._used: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def run(self, host: Host, script: str, seconds: float = ANSWER_SECONDS) -> Done:
         """Run a script of /bin/sh on a machine for at most ``seconds``."""

@@ -5,18 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from splitinfer.core.absence import Rest
-from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.loop.absent import Known
 from splitinfer.errors import RequestError
-from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
-from splitinfer.llm.rebalance import figures_of
+from splitinfer.llm.automatic import ACCEPTANCE, profile_of
+from splitinfer.llm.rebalance import figures_of, machine_of
 from splitinfer.machine.costs import Costs
-from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
+from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.models.folder.checkpoint import Checkpoint
-from splitinfer.models.load.layer_kinds import describe
-from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import KV_SHARE, on_gpu
+from splitinfer.models.memory import KV_SHARE
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.without import alike, without
 
@@ -37,9 +34,7 @@ class Without:
     @cached_property
     def _described(self) -> tuple[ModelProfile, int]:
         """The model, and the bytes of unfused attention for each token of context."""
-        layout, dtype = self.written, resolve_dtype(self.written.dtype, gpu=on_gpu())
-        found = describe(self.checkpoint, dtype, str(layout.model), kv_format=format_of(layout.kv_format))
-        return with_drafter(found, self.checkpoint, layout.draft, dtype), found.scores
+        return profile_of(self.written, self.checkpoint)
 
     def __call__(self, known: Known, gone: Collection[StageSpec], longest: int) -> Rest:
         layout, (model, scores) = known.layout, self._described
@@ -48,19 +43,9 @@ class Without:
         try:
             live = figures_of(model, layout, known.costs, known.ready, asked, self.measured)
         except RequestError:  # too few steps yet
-            machines = [
-                MachineProfile(
-                    spec.name,
-                    {layer.kind: Costs() for layer in model.layers},
-                    spec.address,
-                    spec.key,
-                    free_bytes=ready.free_bytes + ready.weight_bytes,
-                    scores=scores,
-                    launches_ahead=ready.device != "cpu",
-                )
-                for spec, ready in zip(layout.stages, known.ready, strict=True)
-            ]
-            profiles = alike(Profiles(model, machines))
+            free = {layer.kind: Costs() for layer in model.layers}
+            stages = zip(layout.stages, known.ready, strict=True)
+            profiles = alike(Profiles(model, [machine_of(*stage, free, scores=scores) for stage in stages]))
             return without(profiles, asked, layout, gone, longest, is_known=False)
         machines = [replace(each, scores=max(each.scores, scores)) for each in live.profiles.machines]
         return without(replace(live.profiles, machines=machines), asked, layout, gone, longest)

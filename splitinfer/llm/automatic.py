@@ -35,7 +35,7 @@ from splitinfer.models.folder.hub import open_model
 from splitinfer.models.load.layer_kinds import DescribedModel, describe, with_half
 from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.load.trained import is_heads
-from splitinfer.models.memory import free_bytes, on_gpu
+from splitinfer.models.memory import free_bytes
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import Comparison, beside, held_in_words
 from splitinfer.placement.document import compared, layout_of, name_in_words, shortage
@@ -129,7 +129,7 @@ def _too_large(model: str, weights: int, free: int) -> CannotFit:
 
 
 def _described(question: Question) -> DescribedModel:
-    dtype, kv_format = resolve_dtype(question.dtype, gpu=on_gpu()), format_of(question.kv_format)
+    dtype, kv_format = resolve_dtype(question.dtype), format_of(question.kv_format)
     return describe(question.checkpoint, dtype, question.name, kv_format=kv_format)
 
 
@@ -189,7 +189,7 @@ def measured_profiles(
             row=found.profile.hidden_row,
         )  # fmt: skip
         (own, *others), links = surveyor.run()
-    own_dtype = resolve_dtype(dtype, gpu=on_gpu())
+    own_dtype = resolve_dtype(dtype)
     described = with_drafter(found, checkpoint, settings.draft, own_dtype)
     described = with_half(described, found, format_of(question.kv_format))
     if described.draft is None and settings.draft not in (None, NO_DRAFT):
@@ -218,6 +218,14 @@ def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | Non
         return found.profile
     row = found.profile.hidden_row * (1 if trained is checkpoint or is_heads(trained) else 2)
     return replace(found.profile, draft=describe_heads(str(named), trained, found, dtype), hidden_row=row)
+
+
+def profile_of(layout: Layout, checkpoint: Checkpoint) -> tuple[ModelProfile, int]:
+    """Return the profile of a layout's model and drafter, and the bytes of unfused attention for each token of context.
+    Call it on the engine's thread: graphs are read without MLX's compiler, which the whole process shares."""
+    dtype = resolve_dtype(layout.dtype)
+    found = describe(checkpoint, dtype, str(layout.model), kv_format=format_of(layout.kv_format))
+    return with_drafter(found, checkpoint, layout.draft, dtype), found.scores
 
 
 def found_workers(workers: Iterable[str | Mapping[str, Any]]) -> tuple[StageSpec, ...]:

@@ -14,22 +14,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.loop.engine import Engine
 from splitinfer.engine.profiling.load import LoadWatch
 from splitinfer.errors import RequestError
-from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
+from splitinfer.llm.automatic import ACCEPTANCE, profile_of
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles, Trials
 from splitinfer.models.folder.checkpoint import Checkpoint
-from splitinfer.models.load.layer_kinds import describe
-from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.bounds import BEYOND, doubts, impossible
 from splitinfer.placement.comparison import Comparison, beside
@@ -176,12 +173,7 @@ def live_figures(
     scheduler, watch = engine.scheduler, LoadWatch()
     time.sleep(_LOOK)
     load = watch.load()
-    dtype, kv_format = resolve_dtype(layout.dtype, gpu=on_gpu()), format_of(layout.kv_format)
-    name = str(layout.model)
-    # Graphs that are read are built without MLX's compiler, which the whole process shares.
-    model = engine.carry_out(
-        lambda: with_drafter(describe(checkpoint, dtype, name, kv_format=kv_format), checkpoint, layout.draft, dtype)
-    )
+    model, _ = engine.carry_out(lambda: profile_of(layout, checkpoint))
     speculation, draft, acceptance = scheduler.speculation, 0.0, None
     if speculation is not None and layout.draft is not None:
         draft = scheduler.costs.drafting(1)
@@ -285,20 +277,19 @@ def _as_measured(own: StageCosts) -> Costs:
     return Costs.through(seconds, 0.0 if says_nothing else attending / _POSITIONS)
 
 
+def machine_of(spec: StageSpec, said: Ready, layers: Mapping[str, Costs], **more: Any) -> MachineProfile:
+    """Return the machine of a stage, by what the stage said when it was loaded. ``layers``: its costs."""
+    free, ahead = said.free_bytes + said.weight_bytes, said.device != "cpu"
+    return MachineProfile(spec.name, layers, spec.address, spec.key, free_bytes=free, launches_ahead=ahead, **more)
+
+
 def _by_its_bytes(model: ModelProfile, spec: StageSpec, learned: StageCosts, said: Ready) -> MachineProfile:
     """Return a stage's machine, each part of it by the bytes of its weights."""
     own = _as_measured(learned)
     whole = max(1, model.weights(spec.start, spec.end))
-    return MachineProfile(
-        name=spec.name,
-        layers={layer.kind: own.scaled(layer.weights / whole) for layer in model.layers},
-        address=spec.address,
-        key=spec.key,
-        head=own.scaled(model.head / whole),
-        free_bytes=said.free_bytes + said.weight_bytes,
-        launches_ahead=said.device != "cpu",
-        trials=Trials(learned.spread, learned.spread, max(1, learned.most_decode, _read(learned))),
-    )
+    layers = {layer.kind: own.scaled(layer.weights / whole) for layer in model.layers}
+    trials = Trials(learned.spread, learned.spread, max(1, learned.most_decode, _read(learned)))
+    return machine_of(spec, said, layers, head=own.scaled(model.head / whole), trials=trials)
 
 
 def _read(own: StageCosts) -> int:

@@ -181,7 +181,7 @@ class Seeing:
                 continue
             one = next(left)
             found += one.before
-            pictures.append(Picture(len(found), one.key, one.sent, one.grid, one.is_whole))
+            pictures.append(Picture(len(found), one.key, one.sent, one.grid, one.family.is_whole))
             found += [*row_ids(one.key, len(one.token_ids)), *one.after]
         pixels = tuple(map(known, read))
         return SeenPrompt(tuple(found), tuple(pictures), pixels)

@@ -178,7 +178,7 @@ class PipelineSetup:
     @cached_property
     def sees(self) -> bool:
         """Whether the model is loaded with its tower for pictures."""
-        return is_to_see(self.layout, self.checkpoint, self.settings.pictures)
+        return may_see(self.checkpoint, self.settings.pictures, self.layout.stages[0].end)
 
     @cached_property
     def _most_context(self) -> int:
@@ -325,12 +325,7 @@ def check_ranks(layout: PlainLayout, checkpoint: Checkpoint, pictures: bool | No
     """Raise ModelError if a stage is across two machines, and the model cannot be halved. ``pictures``: as in
     ``Settings``."""
     if any(stage.across for stage in layout.stages):
-        check_halves(checkpoint, sees=is_to_see(layout, checkpoint, pictures))
-
-
-def is_to_see(layout: PlainLayout, checkpoint: Checkpoint, pictures: bool | None) -> bool:
-    """Return whether a model is loaded with its tower for pictures."""
-    return may_see(checkpoint, pictures, layout.stages[0].end)
+        check_halves(checkpoint, sees=may_see(checkpoint, pictures, layout.stages[0].end))
 
 
 def trained_drafter(draft: str | None) -> Checkpoint | None:

@@ -31,22 +31,26 @@ class Need:
     kv_fixed: int  # states and full sliding windows
     kv_per_token: int
     kv_stored: int = 0  # of one stored block
+    scores: int = 0  # for attention that is not fused, in addition (``models.caches.attention``)
 
     def total(self, kv_tokens: int) -> int:
         """Return the bytes of the weights and of the KV of ``kv_tokens`` tokens, including room to grow."""
         return self.weights + self.kv_fixed + self.kv_per_token * (kv_tokens + spare(kv_tokens))
 
-    def sentence(self, kv_tokens: int, free: int, scores: int = 0) -> str:
-        """Return the bytes needed and free, as part of a message. ``scores``: bytes of unfused attention."""
+    def in_all(self, kv_tokens: int) -> int:
+        """Return the bytes of ``total`` and of the ``scores``, with the margin for all else."""
+        return self.total(kv_tokens) + STAGE_MARGIN + self.scores
+
+    def sentence(self, kv_tokens: int, free: int) -> str:
+        """Return the bytes needed and free, as part of a message."""
         kv = f"{size(self.total(kv_tokens) - self.weights)} of KV for {kv_tokens:,} tokens"
-        if scores:
-            kv = f"{kv} and {size(scores)} for their attention"
+        if self.scores:
+            kv = f"{kv} and {size(self.scores)} for their attention"
         return f"needs {size(self.weights)} of weights and {kv}; {size(free)} free"
 
-    def warning(self, kv_tokens: int, free: int, scores: int = 0) -> str:
+    def warning(self, kv_tokens: int, free: int) -> str:
         """Return the ``sentence`` if the stage needs more than half of the ``free`` bytes, else an empty text."""
-        is_tight = 2 * (self.total(kv_tokens) + scores) > free
-        return self.sentence(kv_tokens, free, scores) if is_tight else ""
+        return self.sentence(kv_tokens, free) if 2 * (self.total(kv_tokens) + self.scores) > free else ""
 
 
 def on_gpu() -> bool:
@@ -106,37 +110,35 @@ def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None)
     return max(kv_stored, -(-free // max(1, limit // 2 // num_arrays)))
 
 
-def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS, scores: int = 0) -> int:
-    """Return the free bytes if ``need`` fits into them. ``name``: the stage's name in the message. ``scores``: bytes of
-    unfused attention (``models.caches.attention``), in addition.
+def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS) -> int:
+    """Return the free bytes if ``need`` fits into them. ``name``: the stage's name in the message.
 
     Raises:
         CannotFit: it does not fit; the message has the numbers and the ``remedy``.
     """
-    free = free_bytes()
-    needed = need.total(kv_tokens) + STAGE_MARGIN + scores
+    free, needed = free_bytes(), need.in_all(kv_tokens)
     if needed > free:
-        sentence = need.sentence(kv_tokens, free, scores)
+        sentence = need.sentence(kv_tokens, free)
         raise CannotFit(f"{name} does not fit: it {sentence}, {size(needed - free)} too little; {remedy}")
     return free
 
 
-def experts_room(need: Need, kv_tokens: int, experts: int, scores: int = 0) -> int:
+def experts_room(need: Need, kv_tokens: int, experts: int) -> int:
     """Return the bytes that are free for a stage's experts beside the KV of ``kv_tokens`` tokens, which gets its usual
     share of the free memory. ``experts``: the bytes of all experts, which ``need`` includes."""
     kv = need.total(kv_tokens) - need.weights
-    beside = max(kv + STAGE_MARGIN + scores, ceil(kv / KV_SHARE))
+    beside = max(need.in_all(kv_tokens) - need.weights, ceil(kv / KV_SHARE))
     return free_bytes() - beside - (need.weights - experts)
 
 
-def set_limits(need: Need, kv_tokens: int, scores: int = 0) -> None:
+def set_limits(need: Need, kv_tokens: int) -> None:
     """Keep a stage's memory resident on a GPU, and limit MLX's cache of freed buffers. The cache stays large enough for
-    ``scores``, whose buffers the next layer uses again."""
+    the scores, whose buffers the next layer uses again."""
     wanted = need.total(kv_tokens) + STAGE_MARGIN
     limit = gpu_limit()
     if limit is not None:
         mx.set_wired_limit(limit)  # KV may grow into all free memory
-    mx.set_cache_limit(max(64 * 2**20, scores, min(wanted // 8, 2 * 2**30)))
+    mx.set_cache_limit(max(64 * 2**20, need.scores, min(wanted // 8, 2 * 2**30)))
 
 
 def limit_to(free: int) -> None:
@@ -150,7 +152,7 @@ def limit_to(free: int) -> None:
 # -- announcements to other processes of this machine ------------------------------------------
 
 
-def reserve(need: Need, kv_tokens: int, what: str, part: Hashable, scores: int = 0) -> int:
+def reserve(need: Need, kv_tokens: int, what: str, part: Hashable) -> int:
     """Return the free bytes if ``need`` fits (``check_fit``), and claim it, in one hold of the lock: two processes
     never see the same bytes as free. ``part``: identifies a stage of this process.
 
@@ -159,18 +161,17 @@ def reserve(need: Need, kv_tokens: int, what: str, part: Hashable, scores: int =
     """
     own = ledger.of_this_process()
     with own.locked():
-        free = check_fit(need, kv_tokens, what, scores=scores)
-        own.claim(part, held=mx.get_active_memory(), load=need.total(kv_tokens) + STAGE_MARGIN + scores)
+        free = check_fit(need, kv_tokens, what)
+        own.claim(part, held=mx.get_active_memory(), load=need.in_all(kv_tokens))
     return free
 
 
-def announce_loaded(need: Need, kv_tokens: int, part: Hashable, scores: int = 0) -> int:
+def announce_loaded(need: Need, kv_tokens: int, part: Hashable) -> int:
     """Return the bytes that a loaded stage may take in addition, and claim the share of them that its KV may reach.
     Both happen in one hold of the lock, so the claim does not include bytes that others have claimed."""
     own = ledger.of_this_process()
     with own.locked():
-        free = free_bytes()
-        load = need.total(kv_tokens) - need.weights + STAGE_MARGIN + scores
+        free, load = free_bytes(), need.in_all(kv_tokens) - need.weights
         own.claim(part, held=mx.get_active_memory(), load=load, growth=int(free * KV_SHARE))
     return free
 

@@ -33,8 +33,7 @@ class Prepared:
 
     key: a digest of its content. family, rgb: what ``values`` are made from each time; the pixels take an eighth of
     their bytes. values, named: the tower's input. token_ids: the placeholders of its rows, as the tower knows them;
-    sent: as stages receive them. before, after: tokens around them in the prompt. grid, is_whole: see
-    ``core.picture.Picture``.
+    sent: as stages receive them. before, after: tokens around them in the prompt. grid: see ``core.picture.Picture``.
     """
 
     key: bytes
@@ -46,7 +45,6 @@ class Prepared:
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     grid: tuple[int, int] = (0, 0)
-    is_whole: bool = False
 
     @property
     def values(self) -> Values:
@@ -65,7 +63,7 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class Family:
     """How a checkpoint sees. ``placeholder``: the token that a prompt has once for each picture. ``mark``: a text with
-    it, for templates that give none."""
+    it, for templates that give none. ``is_whole``: see ``core.picture.Picture``."""
 
     name: str
     placeholder: int
@@ -140,11 +138,9 @@ def _pixtral(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> P
 
 def _gemma(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
     """Return a picture whose rows take the padding's entry from tables that depend on tokens."""
-    count = rows * columns
     around = (family.others["begin"],), (family.others["end"],)
-    whole = family.is_whole
-    ids = (family.placeholder,) * count
-    return Prepared(key, family, rgb, {}, ids, (0,) * count, *around, is_whole=whole)
+    ids = (family.placeholder,) * (rows * columns)
+    return Prepared(key, family, rgb, {}, ids, (0,) * len(ids), *around)
 
 
 _MAKERS = {"qwen": _qwen, "pixtral": _pixtral, "gemma": _gemma}

@@ -16,7 +16,6 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.link_transport import RING
 from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.errors import ConfigError, WorkerUnreachable
-from splitinfer.keyring import Keyring
 from splitinfer.places import caches
 from splitinfer.probes import parsing
 from splitinfer.probes.child import ProbeReport
@@ -94,7 +93,7 @@ def _machine_of(seen: SeenHere) -> dict[str, Any]:
 
 
 def survey_layout(layout: Layout, connect_timeout: float, notice: SayProgress) -> LayoutReport:
-    workers, links = LinkSurvey(layout, Keyring().own, connect_timeout, notice).run()
+    workers, links = LinkSurvey(layout, connect_timeout, notice).run()
     hidden = hidden_of(layout)
     codecs = codecs_of(hidden) if any(link.figures for link in links) else []
     for i, link in enumerate(links):
@@ -138,14 +137,8 @@ def _plain(finding: Finding) -> dict[str, str]:
 
 
 def _layout_document(layout: LayoutReport) -> dict[str, Any]:
-    return {
-        "name": layout.name,
-        "hidden": {**asdict(layout.hidden), "num_bytes": layout.hidden.num_bytes},
-        "workers": [asdict(worker) for worker in layout.workers],
-        "links": [asdict(link) for link in layout.links],
-        "token_seconds": layout.token_seconds,
-        "sums": list(layout.sums),
-    }
+    hidden = {**asdict(layout.hidden), "num_bytes": layout.hidden.num_bytes}
+    return {**asdict(layout), "hidden": hidden, "token_seconds": layout.token_seconds}
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from splitinfer.probes.parsing import NVIDIA_FIELDS
 from splitinfer.system.command import NOT_FOUND, TIMED_OUT, run
 from splitinfer.system.free_memory import MemoryPages, memory_pages, wired_limit_bytes
 from splitinfer.system.interface_kind import LocalInterface
-from splitinfer.system.interfaces import local_interfaces
+from splitinfer.system.interfaces import local_interfaces, source_towards
 from splitinfer.system.origin import ProcessOrigin, Start, this_process
 from splitinfer.system.processes import Process, processes
 
@@ -63,12 +63,12 @@ class Printed:
 @dataclass(frozen=True, slots=True)
 class WayThere:
     """How a worker is reached. ``host``: as the layout names it; ``address``: its number; ``own``: this machine's on
-    the way there, "" where there is no way."""
+    the way there; ``None``: there is no way."""
 
     worker: str
     host: str
     address: str
-    own: str
+    own: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +174,7 @@ def _way(name: str, address: str) -> WayThere | None:
         return None
     if is_loopback(number):
         return None
-    return WayThere(name, at.host, number, own_address(number, at.port))
-
-
-def own_address(address: str, port: int) -> str:
-    """Return this machine's address on the way to another one, "" where there is no way. Nothing is sent."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, port))
-        except OSError:
-            return ""
-        return str(probe.getsockname()[0])
+    return WayThere(name, at.host, number, source_towards(number))
 
 
 def other_processes() -> tuple[Process, ...]:

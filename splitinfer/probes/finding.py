@@ -64,11 +64,6 @@ class Finding:
     signal: str = ""
     at: str = ""
 
-    @property
-    def order(self) -> int:
-        """0 for the worst outcome."""
-        return list(Outcome).index(self.outcome)
-
 
 def passed(name: str, sentence: str, numbers: Mapping[str, Any] | None = None) -> Finding:
     return Finding(name, Outcome.PASSED, sentence, numbers=numbers or {})

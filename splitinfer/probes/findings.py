@@ -4,7 +4,6 @@ Pure.
 A function yields what a person may want to change: an outcome, a sentence and a remedy. What is right yields nothing.
 """
 
-import ipaddress
 import shlex
 from collections.abc import Iterator
 from itertools import product
@@ -15,7 +14,7 @@ from splitinfer.probes import parsing
 from splitinfer.probes.evidence import TOOL, SeenHere, WayThere
 from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.rdma import rdma_findings
-from splitinfer.system.interface_kind import Kind
+from splitinfer.system.interface_kind import Kind, interface_of
 
 FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 
@@ -118,15 +117,15 @@ def _network(seen: SeenHere) -> Iterator[Judged]:
 
 def _way(seen: SeenHere, way: WayThere) -> Iterator[Judged]:
     name = f"{way.worker} ({way.host})"
-    if not way.own:
+    if way.own is None:
         yield FAILED, f"there is no route to {name}", "connect both machines to one network"
-    found = next((each for each in seen.interfaces if way.own in {str(one.ip) for one in each.networks}), None)
+    found = None if way.own is None else interface_of(way.own, seen.interfaces)
     if found is None:
         return
     kind, interface = found.kind, found.name
     if kind in _DETOURS:
         yield _detour(seen, f"the link to {name} goes {_DETOURS[kind][0]} ({interface})", *_DETOURS[kind][1:])
-    if seen.is_mac and _is_self_assigned(way.address) and kind is not Kind.THUNDERBOLT:
+    if seen.is_mac and way.address.startswith("169.254.") and kind is not Kind.THUNDERBOLT:
         # macOS keeps one route for all of 169.254.0.0/16, by its first interface: swellweb/targetBridge PR 130.
         text = f"{name} has a self-assigned address, which macOS looks for on {interface} and not on the cable"
         yield FAILED, text, _SET_ADDRESS
@@ -139,14 +138,6 @@ def _detour(seen: SeenHere, text: str, outcome: Outcome, more: str, remedy: str)
     if cabled:
         return WARNING, f"{text}, while a Thunderbolt cable leads to {cabled[0]}", _ON_THE_CABLE
     return outcome, f"{text}{more}", remedy
-
-
-def _is_self_assigned(address: str) -> bool:
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    return found.version == 4 and found.is_link_local
 
 
 def _shared_network(seen: SeenHere) -> Iterator[Judged]:
@@ -283,4 +274,5 @@ AREAS = {
 def every_finding(seen: SeenHere) -> list[Finding]:
     """Return every finding, the worst first; equal outcomes stay in the order of their areas."""
     found = [Finding(name, *judged) for name, area in AREAS.items() for judged in area(seen)]
-    return sorted(found, key=lambda each: each.order)
+    worst_first = list(Outcome)
+    return sorted(found, key=lambda each: worst_first.index(each.outcome))

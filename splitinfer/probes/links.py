@@ -38,8 +38,8 @@ from splitinfer.models.folder.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.finding import Blame, Finding, failed, passed
-from splitinfer.wire.messages import Probed, Welcome
-from transports import KeyPair, TransportError
+from splitinfer.wire.messages import Welcome
+from transports import TransportError
 
 # -- advice ------------------------------------------------------------------------------------------------------------
 
@@ -171,8 +171,8 @@ class LinkSeen:
 
 
 class LinkSurvey:
-    def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: SayProgress) -> None:
-        self._own, self._timeout, self._notice = own, timeout, notice
+    def __init__(self, layout: Layout, timeout: float, notice: SayProgress) -> None:
+        self._timeout, self._notice = timeout, notice
         self._chain = ((layout.stages[0] if layout.has_own_stage else _COORDINATOR), *layout.workers)
         self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.workers if spec.is_local}
         self._seen: dict[str, WorkerSeen] = {}  # by name
@@ -206,11 +206,12 @@ class LinkSurvey:
         """Return the link with its figures, or the problem. ``needed``: the worker at its end, behind the one at its
         beginning, if that is no coordinator."""
         self._notice(f"{link.source} to {link.target}")
-        fleet = Fleet(self._own)
+        fleet = Fleet(Keyring().own)
         try:
             if problem := self._connect(fleet, needed):
                 return replace(link, problem=problem)
-            found = _probe(fleet)
+            workers = fleet.workers
+            found = fleet.probe(*workers) if len(workers) == 1 else fleet.probe_between(*workers)
             transport = "tcp" if found.note else link.transport
             return replace(link, figures=found.figures, note=found.note, transport=transport)
         except (PeerError, TransportError) as error:
@@ -239,12 +240,6 @@ class LinkSurvey:
         return WorkerSeen(spec.name, address, fleet.workers[-1].welcome)
 
 
-def _probe(fleet: Fleet) -> Probed:
-    if len(fleet.workers) == 1:
-        return fleet.probe(*fleet.workers)
-    return fleet.probe_between(*fleet.workers)
-
-
 def _transport(spec: StageSpec) -> str:
     if spec.link_transport.transport != TCP:
         return f"rdma ({spec.link_transport.backend})"
@@ -261,7 +256,7 @@ def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
     """Report the worker's answer, and whether the link to it is slow."""
     stages = [{"name": "here", "layers": 6}, {"name": "worker", "layers": 6, **options["worker"]}]
     layout = ReadLayout.from_dict({"model": "demo", "stages": stages})
-    _, (link,) = LinkSurvey(layout, Keyring().own, _TIMEOUT, lambda _: None).run()
+    _, (link,) = LinkSurvey(layout, _TIMEOUT, lambda _: None).run()
     report(*judge_link(link))
 
 

@@ -32,7 +32,7 @@ class ProbeEntry:
     """A probe.
 
     title: the feature that its findings are about, but for those in ``_FEATURES``.
-    function: "module:function", ".module" in this package; it is called with its options and a ``child.Report``.
+    function: "module:function", ".module" in this package; it is called with its options and a ``child.ProbeReport``.
     fault: of what crashes, hangs or raises an error in it.
     weight: its share of the time.
     environment: variables of its process.

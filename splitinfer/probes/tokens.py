@@ -38,7 +38,6 @@ from splitinfer.llm.request import AsyncRequest
 from splitinfer.models.folder.checkpoint import read_config
 from splitinfer.models.folder.hub import open_model
 from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.finding import SEND, STOP, Blame, Finding, Outcome, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
@@ -69,7 +68,7 @@ class Plain(NamedTuple):
 
 def plain_model(folder: Path = TARGET) -> Plain:
     model, _ = load_model(folder)
-    if (dtype := resolve_dtype("auto", gpu=on_gpu())) is not None:
+    if (dtype := resolve_dtype("auto")) is not None:
         model.set_dtype(getattr(mx, dtype))
     tokenizer = tokenizer_of(open_model("demo"))
     assert tokenizer is not None

@@ -31,18 +31,13 @@ _LINES = 8  # of the log
 _FIELD = re.compile(r"^\t([a-z][a-z ]*?) = (.+)$", re.MULTILINE)
 
 
-def fields_of(printed: str) -> dict[str, str]:
-    """Return the service's own fields in the output of ``launchctl print DOMAIN/LABEL``."""
-    return {name: value.strip() for name, value in reversed(_FIELD.findall(printed))}  # the first of a name counts
-
-
 def state(printed: str) -> State:
     """Return the state of a loaded service, from the output of ``launchctl print DOMAIN/LABEL``.
 
     The state ``xpcproxy`` means launchd's own process, which is about to become the service and has its pid. "last
     terminating signal" replaces the exit code (seen on macOS 26: maoyadongsh/siq-agent-security#66).
     """
-    fields = fields_of(printed)
+    fields = {name: value.strip() for name, value in reversed(_FIELD.findall(printed))}  # the first of a name counts
     runs = fields.get("state", "running") in ("running", "xpcproxy")
     return State(
         is_loaded=True,

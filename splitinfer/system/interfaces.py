@@ -16,6 +16,7 @@ from splitinfer.system.interface_kind import LocalInterface, Network, kind_of
 _PORTS_COMMAND = ("/usr/sbin/networksetup", "-listallhardwareports")
 _SECONDS = 5.0
 _CLASS = Path("/sys/class/net")
+_IP = (socket.AF_INET, socket.AF_INET6)
 _LINK_LOCAL_BITS = 64
 _DISCARD = 9  # a port; nothing is sent to it
 
@@ -26,7 +27,7 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
     found = []
     for name, addresses in psutil.net_if_addrs().items():
         state = states.get(name)
-        networks = tuple(_networks((each.address, each.netmask) for each in addresses if _is_ip(each.family)))
+        networks = tuple(_networks((each.address, each.netmask) for each in addresses if each.family in _IP))
         if state is None or not state.isup or not networks or all(each.ip.is_loopback for each in networks):
             continue
         kind = kind_of(name, ports.get(name, ""), _driver(name), is_wireless=name in wireless)
@@ -35,8 +36,8 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
 
 
 def source_towards(host: str) -> str | None:
-    """Return the IPv4 address from which packets to ``host`` leave, or None without a route. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to_ask:
+    """Return the address from which packets to ``host`` leave, or None without a route. Nothing is sent."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as to_ask:
         try:
             to_ask.connect((host, _DISCARD))
         except OSError:
@@ -52,10 +53,6 @@ def own_addresses() -> frozenset[str]:
 def _wireless_interfaces() -> frozenset[str]:
     """Return the interfaces that are Wi-Fi on Linux. On macOS, networksetup reports them instead."""
     return frozenset(path.parent.name for path in _CLASS.glob("*/wireless"))
-
-
-def _is_ip(family: int) -> bool:
-    return family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _networks(pairs: Iterable[tuple[str, str | None]]) -> Iterable[Network]:
@@ -110,7 +107,7 @@ class Interface:
 def parse_ifconfig(text: str) -> dict[str, Interface]:
     """Return the interfaces that ``ifconfig`` lists, by name."""
     found: dict[str, Interface] = {}
-    for block in _blocks(text):
+    for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
         head = re.match(r"(\w+): flags=[0-9a-f]+<([^>\n]*)>", block)
         if head:
             ipv4 = re.findall(r"^\s+inet (\d+(?:\.\d+){3})\b", block, re.MULTILINE)
@@ -122,7 +119,3 @@ def parse_ifconfig(text: str) -> dict[str, Interface]:
 def hardware_ports(text: str) -> dict[str, str]:
     """Return the interface of each port, from ``networksetup -listallhardwareports``."""
     return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
-
-
-def _blocks(text: str) -> list[str]:
-    return re.split(r"^(?=\S)", text, flags=re.MULTILINE)

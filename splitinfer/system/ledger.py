@@ -52,21 +52,8 @@ class Claim:
     load: _Count
     growth: _Count = 0
 
-    def encode(self) -> bytes:
-        """Return the content of the claim's file."""
-        return _CLAIM.dump_json(self)
 
-    @classmethod
-    def decode(cls, data: bytes) -> "Claim":
-        """Return the claim in a file's content.
-
-        Raises:
-            ValueError: it is not a claim.
-        """
-        return _CLAIM.validate_json(data, strict=True)
-
-
-_CLAIM = pydantic.TypeAdapter(Claim)
+CLAIM = pydantic.TypeAdapter(Claim)  # the content of a claim's file
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +138,8 @@ class Ledger:
         case: without the lock after ``patience`` seconds (None: the default), nothing is read or claimed in it."""
         with self._lock, contextlib.ExitStack() as stack:
             if self._depth == 0:
-                self._is_locked = self._try(lambda: stack.enter_context(_locked(self._folder, patience)))
+                seconds = _PATIENCE if patience is None else patience
+                self._is_locked = self._try(lambda: stack.enter_context(_locked(self._folder, seconds)))
             self._depth += 1
             try:
                 yield
@@ -197,7 +185,7 @@ class Ledger:
         if self._own is None and self._parts and self._is_locked:
             self._try(self._create_own)
         if self._own is not None:
-            data, (_, descriptor) = merged([*self._parts.values()], held).encode().ljust(_SIZE), self._own
+            data, (_, descriptor) = CLAIM.dump_json(merged([*self._parts.values()], held)).ljust(_SIZE), self._own
             self._try(lambda: os.pwrite(descriptor, data, 0))
 
     def _create_own(self) -> None:
@@ -231,24 +219,19 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, patience: float | None) -> Iterator[None]:
+def _locked(folder: Path, patience: float) -> Iterator[None]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _wait_for_lock(descriptor, folder, patience)
+        give_up = time.monotonic() + patience
+        while not _can_lock(descriptor):
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"another process has held {folder / 'lock'} for more than {patience:g} s")
+            time.sleep(0.002)
         yield
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone does not, if something holds a duplicate
         os.close(descriptor)
-
-
-def _wait_for_lock(descriptor: int, folder: Path, patience: float | None) -> None:
-    patience = _PATIENCE if patience is None else patience
-    give_up = time.monotonic() + patience
-    while not _can_lock(descriptor):
-        if time.monotonic() > give_up:
-            raise TimeoutError(f"another process has held {folder / 'lock'} for more than {patience:g} s")
-        time.sleep(0.002)
 
 
 def _can_lock(descriptor: int) -> bool:
@@ -280,7 +263,7 @@ def _read_living(path: Path) -> Claim | None:
         if _can_lock(descriptor):
             path.unlink(missing_ok=True)
             return None
-        return Claim.decode(os.pread(descriptor, _SIZE, 0))
+        return CLAIM.validate_json(os.pread(descriptor, _SIZE, 0), strict=True)
     except (OSError, ValueError) as error:
         log.info("%s is ignored: %s", path, error)
         return None

@@ -83,8 +83,5 @@ def this_process() -> ProcessOrigin:
     """Return how this process was started. Unknown on systems other than macOS, where nothing depends on it."""
     if not is_macos():
         return ProcessOrigin(Start.UNKNOWN)
-    return origin_of(os.environ, parent=os.getppid(), user=os.geteuid(), session=_session())
-
-
-def _session() -> str:
-    return run(("/bin/launchctl", "managername"), _SECONDS).output.strip()
+    session = run(("/bin/launchctl", "managername"), _SECONDS).output.strip()
+    return origin_of(os.environ, parent=os.getppid(), user=os.geteuid(), session=session)

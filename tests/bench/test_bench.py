@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -54,14 +55,11 @@ def test_plain_mlx_lm_says_why_it_ended(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_plain_mlx_lm_serves_task_after_task(layout_file: Path) -> None:
     folder, prompts = str(layout_file.parent / "model"), [list(range(i, i + 9)) for i in range(3)]
-    plain = alone(folder, "float32")
-    try:
+    with closing(alone(folder, "float32")) as plain:
         one, again = plain.run(range(40), 5), plain.run(range(40), 5)
         assert len(one.token_ids) == len(one.token_times) == 5
         assert one.token_ids == again.token_ids
         assert one.token_times == tuple(sorted(one.token_times))
         together = plain.run_batch(prompts, 6)
-    finally:
-        plain.close()
     assert [len(run.token_times) for run in together] == [6, 6, 6]
-    assert not psutil.pid_exists(plain.pid)
+    assert not psutil.pid_exists(plain._child.pid)

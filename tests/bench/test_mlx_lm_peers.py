@@ -1,5 +1,6 @@
 """mlx-lm in several processes of its own, on a tiny model."""
 
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ def test_a_model_that_mlx_lm_cannot_cut_is_refused(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_mlx_lms_own_pipeline_has_the_tokens_of_one_process(layout_file: Path) -> None:
     folder, prompts = str(layout_file.parent / "model"), [list(range(i, i + 9)) for i in range(3)]
-    with alone(folder, "float32") as plain:
+    with closing(alone(folder, "float32")) as plain:
         together = plain.run_batch(prompts, 6)
     with processes(folder, "float32", [1, 3]) as peers:
         split = peers.run_batch(prompts, 6)

@@ -20,13 +20,13 @@ class Steps:
     """Steps in flight under a detector."""
 
     def __init__(self) -> None:
-        self._answered_at, self._in_flight = float("-inf"), deque[StepInFlight]()
+        self._answered_at, self._in_flight = float("-inf"), deque[tuple[StepInFlight, float]]()
 
     def sent(self, now: float, predicted: float | None) -> None:
         """A step is launched."""
         step = StepInFlight(StepPlan(0))
-        step.launched_at, step.limit = now, limit_of(predicted)
-        self._in_flight.append(step)
+        step.launched_at = now
+        self._in_flight.append((step, limit_of(predicted)))
 
     def answered(self, now: float) -> None:
         """The oldest step is back."""
@@ -35,7 +35,7 @@ class Steps:
 
     def is_stuck(self, now: float) -> bool:
         """Whether the oldest step is stuck."""
-        return bool(self._in_flight) and self._in_flight[0].is_stuck(self._answered_at, now)
+        return any(step.is_stuck(limit, self._answered_at, now) for step, limit in [*self._in_flight][:1])
 
 
 @pytest.mark.parametrize(("predicted", "limit"), [(0.0, 20.0), (0.08, 20.08), (25.0, 45.0), (None, 120.0)])
@@ -49,7 +49,7 @@ def test_a_step_may_take_ten_seconds_more_than_predicted_and_two_minutes_if_noth
 
 
 def test_a_step_that_is_not_launched_yet_is_not_stuck():
-    assert not StepInFlight(StepPlan(0)).is_stuck(0.0, 1000.0)
+    assert not StepInFlight(StepPlan(0)).is_stuck(20.0, 0.0, 1000.0)
 
 
 def test_every_answer_starts_the_wait_for_the_next():

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +16,14 @@ from splitinfer.discovery.announcement import fingerprint_of
 from splitinfer.discovery.report import as_json, notes, rows
 from splitinfer.discovery.workers import KnownWorker, Route
 from splitinfer.errors import WorkerUnreachable
-from splitinfer.keyring import Keyring, Known
+from splitinfer.keyring import Known
 from splitinfer.system.interface_kind import LocalInterface
 from splitinfer.wire.messages import Versions
 
 INTERFACES = (CABLE, ETHERNET, WIFI)
 BY_ADDRESS = {"10.77.0.": (CABLE, 0.2), "192.168.7.": (ETHERNET, 0.4), "192.168.8.": (WIFI, 4.0)}
 Scene = dict[str, Any]
-LONG = 1e9  # seconds: what is told has an end
+LONG = 1e9  # seconds of any search: what is told has an end
 
 
 def way_to(address: str, *_: object) -> Route:
@@ -58,6 +57,8 @@ def on(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*given: Any, **named: Any) -> Any:
         *rest, scene = given
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(looking, "SECONDS", LONG)
+            patch.setattr(looking, "SHORTLY", LONG)
             for name, part in scene.items():
                 patch.setattr(network, name, part)
             return function(*rest, **named)
@@ -124,7 +125,7 @@ def test_what_is_said_of_a_worker(sightings: list[KnownWorker], said: str):
     ],
 )
 def test_paired_workers_answer_with_a_known_key(sighting: KnownWorker, known: list[Known], names: list[str]):
-    found = paired(known, VERSIONS, LONG, around(sighting))
+    found = paired(known, VERSIONS, around(sighting))
     assert [each["name"] for each in found] == names
     assert all(each == {"name": "mini", "address": "tcp://10.77.0.2:5577", "key": KEY} for each in found)
 
@@ -160,29 +161,22 @@ def test_what_a_program_gets():
 # ----- layouts with names -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def keyring(tmp_path: Path) -> Keyring:
-    return Keyring(tmp_path / "keys")
-
-
 def layout(*stages: dict) -> Layout:
     return Layout.from_dict({"stages": [{"name": "studio", "layers": 6}, *stages]}, "x.yaml")
 
 
-def test_a_layout_with_addresses_looks_for_nothing(keyring: Keyring):
+def test_a_layout_with_addresses_looks_for_nothing():
     whole = layout({"name": "mini", "layers": 6, "address": "tcp://10.0.0.9:5577"})
     asked: list[KnownWorker] = []
-    assert find_stages(whole, keyring, around(worker("10.77.0.2"), asked=asked)) is whole
+    assert find_stages(whole, around(worker("10.77.0.2"), asked=asked)) is whole
     assert asked == []
 
 
-def test_a_name_becomes_the_best_address_and_no_more_is_waited_for(keyring: Keyring):
+def test_a_name_becomes_the_best_address_and_no_more_is_waited_for():
     named = layout({"name": "mini", "layers": 6, "key": KEY, "codec": "fp16"})
     said: list[tuple[str, str]] = []
     found = find_stages(
         named,
-        keyring,
-        LONG,
         around(worker("192.168.7.2", "10.77.0.2")),
         notice=lambda name, text: said.append((name, text)),
     )
@@ -191,38 +185,38 @@ def test_a_name_becomes_the_best_address_and_no_more_is_waited_for(keyring: Keyr
     assert said == [("mini", "found at tcp://10.77.0.2:5577 by Thunderbolt (bridge0), 0.20 ms")]
 
 
-def test_an_impostor_is_refused_and_the_search_goes_on_for_the_owner(keyring: Keyring):
+def test_an_impostor_is_refused_and_the_search_goes_on_for_the_owner():
     named, impostor = (
         layout({"name": "mini", "layers": 6, "key": KEY}),
         worker("10.77.0.9", id="f" * 16, fingerprint=OTHER),
     )
-    found = find_stages(named, keyring, LONG, around(impostor, worker("192.168.7.2")))
+    found = find_stages(named, around(impostor, worker("192.168.7.2")))
     assert found.stages[1].address == "tcp://192.168.7.2:5577"
     with pytest.raises(WorkerUnreachable, match="has another key") as error:
-        find_stages(named, keyring, LONG, around(impostor))
+        find_stages(named, around(impostor))
     assert "looked for" not in str(error.value)  # of no interest where somebody was found
 
 
-def test_nobody_says_what_was_tried(keyring: Keyring):
+def test_nobody_says_what_was_tried():
     named = layout({"name": "mini", "layers": 6, "key": KEY})
     with pytest.raises(WorkerUnreachable, match=r"announces itself, but does not answer \(192.168.7.99: no answer\)"):
-        find_stages(named, keyring, LONG, around(worker("192.168.7.99")))
+        find_stages(named, around(worker("192.168.7.99")))
     with pytest.raises(WorkerUnreachable) as error:
-        find_stages(named, keyring, LONG, around(failure="it broke"))
+        find_stages(named, around(failure="it broke"))
     assert str(error.value) == "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found; it broke"
     with pytest.raises(WorkerUnreachable) as error:
-        find_stages(named, keyring, LONG, around())
+        find_stages(named, around())
     assert " was found; looked for " in str(error.value)
     assert str(error.value).endswith("s on Thunderbolt (bridge0), cable (en0), Wi-Fi (en1)")
 
 
-def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring):
+def test_the_last_of_three_is_taken_where_the_one_before_it_is():
     """mini has a cable to the coordinator and is on the switch; air, which comes behind it, only on the switch. A cable
     from the coordinator to mini is no way from air to mini."""
     air = {"name": "air", "layers": 6, "key": OTHER_KEY}
     named = layout(air, {"name": "mini", "layers": 6, "key": KEY})
     both = (worker("10.77.0.2", "192.168.7.2"), worker("192.168.7.3", name="air", id="f" * 16, fingerprint=OTHER))
-    found = find_stages(named, keyring, LONG, around(*both))
+    found = find_stages(named, around(*both))
     assert [each.address for each in found.stages[1:]] == ["tcp://192.168.7.3:5577", "tcp://192.168.7.2:5577"]
 
 
@@ -260,7 +254,7 @@ def test_two_workers_with_one_key_at_different_addresses(address: str, is_told: 
     ],
 )
 def test_a_worker_is_found_again_by_its_key(there: list[KnownWorker], key: str | None, address: str | None):
-    assert find_again(StageSpec("mini", 6, 12, "tcp://192.168.7.2:5577", key), 0.01, around(*there)) == address
+    assert find_again(StageSpec("mini", 6, 12, "tcp://192.168.7.2:5577", key), around(*there)) == address
 
 
 def test_zeroconfs_tracebacks_reach_no_terminal():
@@ -274,7 +268,6 @@ def test_a_cable_is_taken_in_place_of_the_address_that_is_known():
     said: list[tuple[str, str]] = []
     found = best_addresses(
         [("mini", KEY, "tcp://mini.local:5577")],
-        LONG,
         around(worker("192.168.8.2", "10.77.0.2")),
         notice=lambda name, text: said.append((name, text)),
     )
@@ -285,20 +278,18 @@ def test_a_cable_is_taken_in_place_of_the_address_that_is_known():
 @pytest.mark.parametrize("there", [(), ("192.168.7.99",)])
 def test_the_known_address_stays_where_no_other_answers(there: tuple[str, ...]):
     known = [("mini", KEY, "tcp://mini.local:5577")]
-    assert best_addresses(known, 0.01, around(*([worker(*there)] if there else []))) == {
-        "mini": "tcp://mini.local:5577"
-    }
+    assert best_addresses(known, around(*([worker(*there)] if there else []))) == {"mini": "tcp://mini.local:5577"}
 
 
 def test_a_cable_that_another_worker_does_not_have_is_not_taken():
     key = "7" * 64
     known = [("mini", KEY, "tcp://mini.local:5577"), ("air", key, "tcp://air.local:5577")]
     air = worker("192.168.7.3", id="e" * 16, name="air", fingerprint=fingerprint_of(key))
-    assert best_addresses(known, LONG, around(worker("192.168.7.2", "10.77.0.2"), air)) == {
+    assert best_addresses(known, around(worker("192.168.7.2", "10.77.0.2"), air)) == {
         "mini": "tcp://192.168.7.2:5577",
         "air": "tcp://192.168.7.3:5577",
     }
-    assert best_addresses(known, 0.01, around(worker("10.77.0.2"))) == {
+    assert best_addresses(known, around(worker("10.77.0.2"))) == {
         "mini": "tcp://mini.local:5577",
         "air": "tcp://air.local:5577",
     }

@@ -33,14 +33,14 @@ def launch(device: EmulatedDevice, output: mx.array, *pending: mx.array) -> Tick
 
 TOUCHES: list[Callable[[mx.array], object]] = [
     lambda array: array.tolist(),
-    tensors.on_host,
+    tensors.numbers_of,
     tensors.to_buffer,
     lambda array: mx.eval({"of a tree": [array]}),
     lambda array: mx.async_eval(array),
 ]
 
 
-@pytest.mark.parametrize("touch", TOUCHES, ids=["tolist", "on_host", "to_buffer", "eval", "async_eval"])
+@pytest.mark.parametrize("touch", TOUCHES, ids=["tolist", "numbers_of", "to_buffer", "eval", "async_eval"])
 def test_a_launched_array_belongs_to_who_waits(touch: Callable[[mx.array], object], device: EmulatedDevice):
     output, pending = one(), one()
     ticket = launch(device, output, pending)

@@ -17,14 +17,14 @@ from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import background, processes
 from splitinfer.launch.answer import How
-from splitinfer.launch.background import Wanted, start, stop
+from splitinfer.launch.background import start, stop
 from splitinfer.launch.processes import WorkerCommand, command_of
 from splitinfer.places import of_up
 from splitinfer.system import processes as system_processes
 from splitinfer.system.processes import Process
 
 STUDIO, AIR = Known("ab" * 32, "studio"), Known("cd" * 32, "air")
-WANTED = Wanted(("--host", "0.0.0.0", "--port", "5577", "--name", "mini"), STUDIO)
+WANTED = ("--host", "0.0.0.0", "--port", "5577", "--name", "mini"), STUDIO
 PYTHON = ("/x/bin/python3", "-m", "splitinfer", "worker")
 
 
@@ -84,7 +84,7 @@ def worker(pid: int = 7, *options: str) -> Process:
 
 def test_a_worker_that_runs_is_found_and_admits_who_asks(running: list[Process]):
     running.append(in_background(worker(), AIR))
-    found = start(WANTED)
+    found = start(*WANTED)
     assert not found.is_new
     assert [(each.how, each.by, each.key) for each in found.workers] == [(How.UP, "air", AIR.key)]
     assert found.key == Keyring().own().public
@@ -93,7 +93,7 @@ def test_a_worker_that_runs_is_found_and_admits_who_asks(running: list[Process])
 
 def test_a_worker_that_was_not_started_in_the_background_was_started_by_hand(running: list[Process]):
     running.append(worker())
-    (found,) = start(WANTED).workers
+    (found,) = start(*WANTED).workers
     assert (found.how, found.key) == (How.HAND, None)
     assert not stop(STUDIO.key).stopped
     assert len(running) == 1
@@ -109,20 +109,20 @@ def test_a_worker_that_was_not_started_in_the_background_was_started_by_hand(run
 def test_a_worker_that_cannot_be_used_is_left_alone(running: list[Process], process: Process, why: str):
     running.append(process)
     with pytest.raises(ConfigError, match=f"{why}.*take another port, such as 5578"):
-        start(WANTED)
+        start(*WANTED)
     assert running == [process]
     assert not Keyring().admits(STUDIO.key)
 
 
 def test_another_version_is_replaced_by_whose_it_is(running: list[Process], monkeypatch: pytest.MonkeyPatch):
     spawned = list[int]()
-    monkeypatch.setattr(background, "_spawn", lambda _wanted, port: spawned.append(port))
+    monkeypatch.setattr(background, "_spawn", lambda _words, _by, port: spawned.append(port))
     running.append(in_background(worker(), AIR, "0.0.9"))
     with pytest.raises(ConfigError, match="before this version was installed; air started it"):
-        start(WANTED)
+        start(*WANTED)
     assert (len(running), spawned) == (1, [])
     running[:] = [in_background(worker(), STUDIO, "0.0.9")]
-    assert start(WANTED).is_new
+    assert start(*WANTED).is_new
     assert (len(running), spawned) == (0, [5577])
 
 
@@ -145,7 +145,7 @@ def test_what_is_started_outlives_its_starter(running: list[Process], monkeypatc
         port = free.getsockname()[1]
     code = f"import signal, socket; s = socket.create_server(('127.0.0.1', {port})); signal.pause()"
     stand_in(monkeypatch, tmp_path, code)
-    started = start(Wanted(("--host", "0.0.0.0", "--port", str(port)), STUDIO))
+    started = start(("--host", "0.0.0.0", "--port", str(port)), STUDIO)
     pid = background.never_awaited[-1].pid
     try:
         assert started.is_new
@@ -175,7 +175,7 @@ def test_a_worker_that_ends_at_once_says_why(
     of_up().mkdir(parents=True)
     (of_up() / "worker-5577.log").write_text("of an earlier worker: tcp://0.0.0.0:5577 is in use\n")
     with pytest.raises(ConfigError, match=why):
-        start(WANTED)
+        start(*WANTED)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
@@ -192,7 +192,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None
 
 def test_a_worker_in_the_background_needs_a_port_of_its_own():
     with pytest.raises(ConfigError, match="needs a port of its own"):
-        start(Wanted(("--port", "0")))
+        start(("--port", "0"), Known("", ""))
 
 
 @pytest.mark.parametrize("is_awaited", [True, False], ids=["awaited", "a zombie"])

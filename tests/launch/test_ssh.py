@@ -3,6 +3,7 @@
 import shlex
 import stat
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,10 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_nothing_is_asked_accepted_or_lent(program: Path, tmp_path: Path):
-    with Ssh([str(program)]) as ssh:
+    with closing(Ssh([str(program)])) as ssh:
         ended = ssh.run(MINI, "main\n")
     assert (ended.code, ended.output, ended.complaint) == (0, "main\n", "")
-    line, closing = (tmp_path / "said").read_text().splitlines()
+    line, last = (tmp_path / "said").read_text().splitlines()
     for option in (
         "BatchMode=yes",
         "StrictHostKeyChecking=yes",
@@ -38,11 +39,11 @@ def test_nothing_is_asked_accepted_or_lent(program: Path, tmp_path: Path):
     ):
         assert option in line
     assert line.endswith("-- eve@mini.local /bin/sh -s")
-    assert closing.endswith("-O exit -- eve@mini.local")
+    assert last.endswith("-O exit -- eve@mini.local")
 
 
 def test_the_control_socket_is_the_users_alone_and_short(program: Path, tmp_path: Path):
-    with Ssh([str(program)]) as ssh:
+    with closing(Ssh([str(program)])) as ssh:
         ssh.run(MINI, "")
         line = (tmp_path / "said").read_text()
         path = Path(line.partition("ControlPath=")[2].split()[0])
@@ -54,7 +55,7 @@ def test_the_control_socket_is_the_users_alone_and_short(program: Path, tmp_path
 @pytest.mark.parametrize(("does", "code"), [("exit 255", OWN_FAILURE), ("exit 3", 3), ("kill -9 $$", OWN_FAILURE)])
 def test_how_it_ends(program: Path, tmp_path: Path, does: str, code: int):
     (tmp_path / "does").write_text(f"echo out; echo err >&2; {does}\n")
-    with Ssh([str(program)]) as ssh:
+    with closing(Ssh([str(program)])) as ssh:
         ended = ssh.run(MINI, "")
         (tmp_path / "does").unlink()
     assert (ended.code, ended.output, ended.complaint) == (code, "out\n", "err\n")
@@ -62,18 +63,18 @@ def test_how_it_ends(program: Path, tmp_path: Path, does: str, code: int):
 
 def test_what_does_not_end_or_is_not_there_is_a_failure_of_ssh(program: Path, tmp_path: Path):
     (tmp_path / "does").write_text("exec sleep 600\n")
-    with Ssh([str(program)]) as ssh:
+    with closing(Ssh([str(program)])) as ssh:
         ended = ssh.run(MINI, "", seconds=0.3)
         (tmp_path / "does").unlink()
     assert (ended.code, ended.complaint[:9]) == (OWN_FAILURE, "no answer")
-    with Ssh([str(tmp_path / "none")]) as ssh:
+    with closing(Ssh([str(tmp_path / "none")])) as ssh:
         assert ssh.run(MINI, "").code == OWN_FAILURE
         assert ssh.hostname(MINI) == "mini.local"
 
 
 def test_where_an_alias_leads(program: Path, tmp_path: Path):
     (tmp_path / "does").write_text("printf 'user eve\\nhostname 10.0.0.7\\nport 22\\n'; exit 0\n")
-    with Ssh([str(program)]) as ssh:
+    with closing(Ssh([str(program)])) as ssh:
         assert ssh.hostname(MINI) == "10.0.0.7"
     assert "-G -- eve@mini.local" in (tmp_path / "said").read_text()
 

@@ -142,13 +142,13 @@ def test_wrong_words_are_one_sentence(words: list[str], said: str, machines: Mad
 
 
 def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    wanted = list[background.Wanted]()
-    monkeypatch.setattr(background, "start", lambda each: wanted.append(each) or STARTED)
+    wanted = list[tuple[list[str], Known]]()
+    monkeypatch.setattr(background, "start", lambda *each: wanted.append(each) or STARTED)
     words = ["worker", "--detach", "--host", "0.0.0.0", "--port", "7000", f"--by={OWN.key}:studio", "--json"]
     monkeypatch.setattr("sys.argv", ["splitinfer", *words])
     result = CliRunner().invoke(app, words)
     assert (result.exit_code, understand(result.stdout, STARTED.versions)) == (0, STARTED)
-    assert wanted == [background.Wanted(("--host", "0.0.0.0", "--port", "7000"), Known(OWN.key, "studio"))]
+    assert wanted == [(["--host", "0.0.0.0", "--port", "7000"], Known(OWN.key, "studio"))]
     assert CliRunner().invoke(app, ["worker", "--show", "--stop"]).exit_code == 2
     assert CliRunner().invoke(app, ["worker", "--json"]).exit_code == 2
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

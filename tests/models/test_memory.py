@@ -1,5 +1,6 @@
 """What fits is let in; what does not is refused with the numbers that a person needs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_what_fits_is_let_in_to_the_last_byte(monkeypatch: pytest.MonkeyPatch):
 def test_a_start_says_what_it_needs_only_where_that_is_over_half_of_what_is_free():
     needed = NEED.total(1000)
     assert NEED.warning(1000, 2 * needed) == ""
-    assert NEED.warning(1000, 2 * needed, scores=1).startswith("needs 4 GB of weights and 101 MB of KV")
+    assert replace(NEED, scores=1).warning(1000, 2 * needed).startswith("needs 4 GB of weights and 101 MB of KV")
 
 
 def test_a_refusal_has_the_numbers(monkeypatch: pytest.MonkeyPatch):
@@ -137,19 +138,20 @@ def test_the_owners_limit_holds_where_it_is_the_smaller(monkeypatch: pytest.Monk
 
 def test_scores_are_counted_and_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory, "free_bytes", lambda: TOTAL + MARGIN + 2**30)
-    assert check_fit(NEED, 1000, "s", scores=2**30) == TOTAL + MARGIN + 2**30
+    need = replace(NEED, scores=2**30)
+    assert check_fit(need, 1000, "s") == TOTAL + MARGIN + 2**30
     monkeypatch.setattr(memory, "free_bytes", lambda: TOTAL + MARGIN + 2**30 - 1)
     with pytest.raises(
         CannotFit, match=r"101 MB of KV for 1,000 tokens and 1.07 GB for their attention; 5.44 GB free, 1 B"
     ):
-        check_fit(NEED, 1000, "s", scores=2**30)
+        check_fit(need, 1000, "s")
 
 
 def test_what_a_stage_announces_from_loading_to_its_end(monkeypatch: pytest.MonkeyPatch):
     Machine(monkeypatch, gpu=False, available=10 * TOTAL, info={}, active=0)
     other = Ledger(of_this_host("memory"), group=1)
-    kv = TOTAL - NEED.weights
-    assert reserve(NEED, 1000, "stage mini", "mini", scores=5) == 10 * TOTAL
+    kv, need = TOTAL - NEED.weights, replace(NEED, scores=5)
+    assert reserve(need, 1000, "stage mini", "mini") == 10 * TOTAL
     assert other.others() == Others(0, TOTAL + MARGIN + 5)
     report = HeldReport()
     memory.mx.get_active_memory = lambda: 10**9
@@ -157,10 +159,10 @@ def test_what_a_stage_announces_from_loading_to_its_end(monkeypatch: pytest.Monk
     assert other.others() == Others(10**9, TOTAL + MARGIN + 5 - 10**9), "a quarter has been read"
     memory.mx.get_active_memory = lambda: NEED.weights
     monkeypatch.setattr(memory, "available_bytes", lambda: 6 * 10**9)
-    assert announce_loaded(NEED, 1000, "mini", scores=5) == 6 * 10**9
+    assert announce_loaded(need, 1000, "mini") == 6 * 10**9
     assert other.others() == Others(NEED.weights, 3 * 10**9)
     monkeypatch.setattr(memory, "available_bytes", lambda: 0)
-    assert announce_loaded(NEED, 1000, "mini", scores=5) == 0
+    assert announce_loaded(need, 1000, "mini") == 0
     assert other.others() == Others(NEED.weights, kv + MARGIN + 5)
     announce_idle("mini")
     assert other.others() == Others(NEED.weights, 0)
@@ -173,7 +175,7 @@ def test_limits_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     set_limits(NEED, 1000)
     assert (machine.wired, machine.cached) == ([TOTAL + MARGIN + 5], [(TOTAL + MARGIN) // 8])
     machine = Machine(monkeypatch, gpu=True, available=2**40, info={})
-    set_limits(NEED, 1000, scores=2**31)
+    set_limits(replace(NEED, scores=2**31), 1000)
     assert machine.wired == [], "a device that recommends nothing"
     assert machine.cached == [2**31], "the next layer finds its scores' buffer"
 

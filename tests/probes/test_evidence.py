@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.probes.evidence import Printed, own_address, run_command, run_commands
+from splitinfer.probes.evidence import Printed, run_command, run_commands
 
 LATER = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print('done')"
 
@@ -44,8 +44,3 @@ def test_all_at_once(tmp_path: Path):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     both = {name: (sys.executable, "-S", "-c", code, *paths) for name, paths in (("a", (a, b)), ("b", (b, a)))}
     assert run_commands(both, 50) == {"a": Printed("1\n"), "b": Printed("1\n")}
-
-
-def test_the_way_to_an_address():
-    assert own_address("127.0.0.1", 5577) == "127.0.0.1"
-    assert own_address("255.255.255.255", 5577) == ""

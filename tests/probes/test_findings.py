@@ -26,7 +26,7 @@ def linux(nvidia: str = "", **more: Any) -> SeenHere:
     return SeenHere({"nvidia": output}, "Linux", **{"has_jaccl": False, **more})
 
 
-def way(own: str, address: str = "192.168.1.7") -> WayThere:
+def way(own: str | None, address: str = "192.168.1.7") -> WayThere:
     return WayThere("mini", "mini.local", address, own)
 
 
@@ -97,7 +97,7 @@ WRONG: dict[str, tuple[SeenHere, str, str, str, str]] = {
         "through a VPN, such as Tailscale (utun3)", "local network",
     ),
     "no route": (
-        mac(ways=(way(""),)), "network", "failed",
+        mac(ways=(way(None),)), "network", "failed",
         "there is no route to mini", "one network",
     ),
     "an address that was self-assigned": (
@@ -170,7 +170,7 @@ FILES = sorted(path.name for path in RECORDED.iterdir())
 @given(st.dictionaries(st.sampled_from([*MACOS, *LINUX]), st.sampled_from(FILES) | st.text(max_size=40)))
 def test_whatever_they_say_is_judged(answers: dict[str, str]):
     outputs = {name: said(text) if text in FILES else Printed(text) for name, text in answers.items()}
-    ways = (way(""), way("192.168.1.12"))
+    ways = (way(None), way("192.168.1.12"))
     for system in ("Darwin", "Linux"):
         for each in every_finding(SeenHere(outputs, system, True, memory=GIB, ways=ways)):
             assert each.sentence

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from splitinfer.cli.serve_options import ServeOptions
+from splitinfer.cli.serve import ServeOptions
 from splitinfer.cli.serving import gate_of
 from splitinfer.errors import ConfigError
 from splitinfer.server.gate import Facts, Gate, check_exposure, name_of, names_of

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 from stub_model import Model
 
-from splitinfer.cli.serve_options import ServeOptions
+from splitinfer.cli.serve import ServeOptions
 from splitinfer.cli.serving import gate_of
 from splitinfer.errors import ConfigError
 from splitinfer.server import running

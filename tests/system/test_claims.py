@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.system import ledger as ledgers
-from splitinfer.system.ledger import Claim, Ledger, Others, left_over, merged, sum_up
+from splitinfer.system.ledger import CLAIM, Claim, Ledger, Others, left_over, merged, sum_up
 
 GB = 10**9
 
@@ -66,8 +66,9 @@ def test_what_was_taken_is_not_to_come_any_more():
 
 @given(st.builds(Claim, *[st.integers(0, 2**62)] * 4))
 def test_a_claim_is_read_as_it_was_written(claim: Claim):
-    assert Claim.decode(claim.encode()) == claim
-    assert len(claim.encode()) <= ledgers._SIZE
+    data = CLAIM.dump_json(claim)
+    assert CLAIM.validate_json(data, strict=True) == claim
+    assert len(data) <= ledgers._SIZE
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_claim_is_read_as_it_was_written(claim: Claim):
 )
 def test_what_is_no_claim_is_refused(data: bytes):
     with pytest.raises(ValueError, match=r".*"):
-        Claim.decode(data)
+        CLAIM.validate_json(data, strict=True)
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from splitinfer.system.interface_kind import Kind, LocalInterface, address_for_others, kind_of
-from splitinfer.system.interfaces import local_interfaces
+from splitinfer.system.interfaces import local_interfaces, source_towards
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,8 @@ def test_this_machine_s_interfaces_have_addresses_and_are_no_loopback():
         assert each.name in known
         assert each.networks
         assert not all(network.ip.is_loopback for network in each.networks)
+
+
+def test_the_way_to_an_address():
+    assert source_towards("127.0.0.1") == "127.0.0.1"
+    assert source_towards("255.255.255.255") is None

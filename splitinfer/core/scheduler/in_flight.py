@@ -16,7 +16,7 @@ class StepInFlight:
 
     plan: the stages' work.
     idle_since: when the coordinator had nothing left to do but this step and its drafts, if known (the scheduler).
-    launched_at, limit: when it was launched, and the seconds after which it counts as stuck (``core.liveness``).
+    launched_at: when it was launched (the loop).
     is_sent: whether it has left the first stage (`Pipeline`).
     figures: the first stage's, kept here while the step is on its way (`Pipeline`).
     """
@@ -24,13 +24,13 @@ class StepInFlight:
     plan: StepPlan
     idle_since: float | None = None
     launched_at: float | None = None
-    limit: float = 0.0
     is_sent: bool = False
     figures: StageFigures | None = None
 
-    def is_stuck(self, answered_at: float, now: float) -> bool:
-        """Return whether this step, the oldest, has taken too long. ``answered_at``: when the last result came."""
-        return self.launched_at is not None and now - max(self.launched_at, answered_at) > self.limit
+    def is_stuck(self, limit: float, answered_at: float, now: float) -> bool:
+        """Return whether this step, the oldest, has taken longer than ``limit`` seconds (``core.liveness``).
+        ``answered_at``: when the last result came."""
+        return self.launched_at is not None and now - max(self.launched_at, answered_at) > limit
 
     def figures_of(self, others: Seq[StageFigures]) -> tuple[StageFigures, ...]:
         """Return the figures of all stages, given those that came with the result. If the sender has no stage itself,

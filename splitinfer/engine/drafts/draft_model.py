@@ -29,14 +29,14 @@ from splitinfer.engine.stage.loader import OnLoading
 from splitinfer.engine.stage.masking import mask_of
 from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.errors import ModelError
-from splitinfer.models.border.tensors import on_host
+from splitinfer.models.border.tensors import numbers_of
 from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.rows import SequenceRows
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import fetch
 from splitinfer.models.load.loader import count_layers, load_stage, resolve_dtype, survey
-from splitinfer.models.memory import check_fit, on_gpu
+from splitinfer.models.memory import check_fit
 from splitinfer.models.rows.kv_pool import MAX_COPIED
 from splitinfer.models.rows.step import StepModel, arrays_to_evaluate, nbytes
 from splitinfer.system.gpu_roads import Road
@@ -125,7 +125,7 @@ class DraftModel:
         Raises:
             ModelError: the model is missing, does not fit, or cannot be rolled back after a wrong draft.
         """
-        resolved = resolve_dtype(dtype, gpu=on_gpu())
+        resolved = resolve_dtype(dtype)
         num_layers = count_layers(checkpoint)
         found = survey(checkpoint, 0, num_layers, resolved)
         if found.rewind is not UNLIMITED and found.rewind <= WITHIN_DRAFTS:
@@ -135,7 +135,7 @@ class DraftModel:
             )
         free = check_fit(found.need, kv_tokens, f"draft {name}", "choose a smaller one, or a smaller --context")
         report(Progress("survey", 0, found.need.weights, found.need.warning(kv_tokens, free)))
-        fetch(name, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
+        fetch(name, checkpoint, found.tensors, lambda *at: report(Progress("download", *at)))
         model = load_stage(checkpoint, found, 0, num_layers, resolved, lambda *at: report(Progress("load", *at)))
         return cls(name, model, vocab_size)
 
@@ -269,7 +269,7 @@ class DraftModel:
         span = self._device.wait(done.ticket)
         seconds = None if self._device.computes_at_launch else (span.ended - span.started) / len(done.lines)
         ahead = () if following is None else following.lines
-        for line, token_id in zip(done.lines, on_host(done.ticket.outputs[0]).tolist(), strict=True):
+        for line, token_id in zip(done.lines, numbers_of(done.ticket.outputs[0]), strict=True):
             if any(line is one for one in ahead):
                 line.entry.tokens[-1] = token_id
             if line.has_ended or token_id >= self._vocab_size:

@@ -137,10 +137,10 @@ class Loop:
         return self.scheduler.schedule(time.monotonic())
 
     def _launch(self, plan: StepPlan) -> None:
-        """Give the latest planned step to the pipeline, and note when that was and how long it may take."""
+        """Give the latest planned step to the pipeline, and note when that was."""
         step, at = self.scheduler.in_flight[-1], time.monotonic()
         self._pipeline.launch(step, self._begin_masks(plan))
-        step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
+        step.launched_at = at
 
     def _begin_masks(self, plan: StepPlan) -> "Future[RawMasks] | None":
         """Start computing the masks of a plan, on a thread of its own. Return None if no row has rules.
@@ -253,9 +253,11 @@ class Loop:
             self._housekeeping.watch_machine(is_needed=bool(self.requests))
             self._watch_workers()
             oldest = self.scheduler.oldest
-            if oldest is not None and oldest.is_stuck(self._answered_at, time.monotonic()):
-                raise self._stuck(oldest)
-            if not self.scheduler.in_flight and self.scheduler.prefix_cache.files.ask():
+            if oldest is not None:
+                limit = limit_of(self.scheduler.predicted(oldest.plan))
+                if oldest.is_stuck(limit, self._answered_at, time.monotonic()):
+                    raise self._stuck(oldest, limit)
+            elif self.scheduler.prefix_cache.files.ask():
                 return _nothing  # the next turn plans a step that asks the stages
 
     def _watch_workers(self) -> None:
@@ -265,14 +267,14 @@ class Loop:
             log.warning("%s does not answer; its machine does", busy)
         self._busy = busy
 
-    def _stuck(self, oldest: StepInFlight) -> SplitinferError:
-        """Return the error for a step that is overdue."""
+    def _stuck(self, oldest: StepInFlight, limit: float) -> SplitinferError:
+        """Return the error for a step that has taken longer than ``limit`` seconds."""
         if not oldest.is_sent:  # this machine's device hangs, and nothing in this process can make it continue
             return SplitinferError(
                 f"the device of stage {self._pipeline.layout.stages[0].name} has made no progress for "
-                f"{oldest.limit:.0f} s; start the coordinator again"
+                f"{limit:.0f} s; start the coordinator again"
             )
-        return self._pipeline.stuck_worker(oldest.limit)
+        return self._pipeline.stuck_worker(limit)
 
     # -- endings -----------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from splitinfer.models.load.building import build_model, made_up, placeholders_o
 from splitinfer.models.load.layer_kinds import DescribedModel
 from splitinfer.models.load.loader import in_bunches, kv_need, resolve_dtype
 from splitinfer.models.load.trained import join
-from splitinfer.models.memory import on_gpu
 
 _ROUNDS, _SEVERAL = 6, 8  # rounds, without counting the first; sequences in a round of several
 _PROMPT = 16  # tokens
@@ -40,7 +39,7 @@ def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile,
     if small is None:
         return DraftProfile(name), 0.0, 0.0
     checkpoint = open_model(small)
-    model = build_model(checkpoint, made_up(checkpoint), resolve_dtype(dtype, gpu=on_gpu()))
+    model = build_model(checkpoint, made_up(checkpoint), resolve_dtype(dtype))
     parameters = [array for _, array in tree_flatten(model.parameters())]
     for few in in_bunches(parameters, _TOGETHER):
         mx.eval(few)
@@ -61,8 +60,8 @@ def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel,
     Raises:
         ModelError: the checkpoint has no heads, or they cannot run.
     """
-    last = described.structure.num_layers - 1
-    stage = StageModel(described.model, last, last + 1, described.structure, checks=False)
+    structure, last = described.structure, described.structure.num_layers - 1
+    stage = StageModel(structure.model, last, last + 1, structure, checks=False)
     weights = sum(array.nbytes for array in join(stage, checkpoint, placeholders_of(checkpoint), dtype).values())
     heads = stage.heads.heads
     like = described.profile.layers[heads.like].kind

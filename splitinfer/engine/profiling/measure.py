@@ -38,12 +38,13 @@ from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.cut.pretended import alone
 from splitinfer.models.folder.checkpoint import Checkpoint, parse_entries, read_config, table_of
-from splitinfer.models.load.building import CONFIGURATION, made_up
+from splitinfer.models.load.building import made_up
 from splitinfer.models.load.layer_kinds import describe, half_of
 from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import free_bytes, on_gpu, unloaded_bytes
+from splitinfer.models.memory import free_bytes, unloaded_bytes
 from splitinfer.places import caches, replace_file
 from splitinfer.system.disk import read_speed
+from splitinfer.weights.manifest import CONFIGS
 from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Question:
 
 def described(checkpoint: Checkpoint) -> bytes:
     """Return a checkpoint's configuration and the shapes of its tensors as JSON."""
-    paths = [checkpoint.folder / name for name in CONFIGURATION]
+    paths = [checkpoint.folder / name for name in CONFIGS]
     files = {path.name: path.read_text() for path in paths if path.exists()}
     tensors = {info.name: {"dtype": info.dtype, "shape": list(info.shape)} for info in checkpoint.tensors.values()}
     return json.dumps({"files": files, "tensors": tensors}, sort_keys=True).encode()
@@ -91,7 +92,7 @@ def checkpoint_of(description: bytes | memoryview) -> Iterator[Checkpoint]:
         raise ProtocolError(f"a model was described in {len(description):,} bytes; it may have {_MOST_BYTES:,}")
     try:
         found = json.loads(bytes(description))
-        files = {name: str(found["files"][name]) for name in CONFIGURATION if name in dict(found["files"])}
+        files = {name: str(found["files"][name]) for name in CONFIGS if name in dict(found["files"])}
         if "config.json" not in files:
             raise ValueError("it has no config.json")
         entries = {str(name): _entry(one) for name, one in found["tensors"].items()}
@@ -192,7 +193,7 @@ def measure_machine(
 def _measured(name: str, question: Question, report: OnStep, seconds: float) -> MachineProfile:
     began, watch = time.monotonic(), LoadWatch()
     free = unloaded_bytes()  # includes the memory of a loaded stage, which another one would replace
-    dtype = resolve_dtype(question.dtype, gpu=on_gpu())
+    dtype = resolve_dtype(question.dtype)
     arrays = made_up(question.checkpoint)
     described = describe(question.checkpoint, dtype, question.name, arrays, format_of(question.kv_format))
     del arrays

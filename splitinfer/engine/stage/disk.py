@@ -16,7 +16,6 @@ from splitinfer.kvstore.store import Disk, KVStore
 from splitinfer.models.blas import has_openblas
 from splitinfer.models.caches.kv_blocks import CacheSlot, KVBlock, block_of, parts_of
 from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import on_gpu
 from splitinfer.wire.messages import Load
 
 log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class StageDisk(KVStore):
 def kept_here(disk: Disk, command: Load, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
     """Return the blocks of these keys, with their tokens, that another process of this machine has written for
     ``command``."""
-    dtype = resolve_dtype(command.dtype, gpu=on_gpu())
+    dtype = resolve_dtype(command.dtype)
     store = KVStore(disk, group_of(command, dtype), (command.start, command.end), {})
     try:
         store.offer()

@@ -42,7 +42,6 @@ from splitinfer.models.memory import (
     counted_bytes,
     experts_room,
     limit_to,
-    on_gpu,
     reserve,
     resource_limit,
     set_limits,
@@ -76,8 +75,7 @@ class WeightSource:
             layers = "" if command.is_of_drafter else f" --layers {command.start}-{command.end - 1}"
             remedy = f"splitinfer models pull {command.model} --from ADDRESS{layers}"
             raise ModelError(f"this machine lacks tensors of {command.model}; copy these, too: {remedy}")
-        files = sorted({checkpoint.tensors[name].file for name in missing})
-        fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
+        fetch(command.model, checkpoint, missing, lambda *at: report(Progress("download", *at)))
         return checkpoint
 
 
@@ -95,8 +93,7 @@ def _alone(_half: Half) -> Pair:
 class LoadedStage:
     """A stage in memory, the command that loaded it, and its model. ``claim``: the key under which its memory is
     announced. ``ready``: the Ready message, without the values that change while the stage is loaded. ``disk``: its KV
-    on disk, if it stores any. ``arrays_per_block``: the arrays of a stored block. ``need``: the bytes that it takes;
-    ``scores``: the further bytes for attention that is not fused."""
+    on disk, if it stores any. ``arrays_per_block``: the arrays of a stored block. ``need``: the bytes that it takes."""
 
     command: Load
     claim: object
@@ -106,7 +103,6 @@ class LoadedStage:
     disk: StageDisk | None
     arrays_per_block: int
     need: Need
-    scores: int
     group: Pair | None = None
 
     def begin_anew(self) -> Ready:
@@ -117,7 +113,7 @@ class LoadedStage:
             self.group.check()
             sum_seconds = self.group.seconds(_ROW)
         kept = None if self.disk is None else self.disk.offer()
-        free = announce_loaded(self.need, self.command.kv_tokens, self.claim, self.scores)
+        free = announce_loaded(self.need, self.command.kv_tokens, self.claim)
         limit_to(free)
         stored = counted_bytes(self.need.kv_stored, self.arrays_per_block, free, resource_limit())
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept, sum_seconds=sum_seconds)
@@ -173,34 +169,34 @@ def load(
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
-    dtype = resolve_dtype(command.dtype, gpu=on_gpu())
+    dtype = resolve_dtype(command.dtype)
     kv_format = format_of(command.kv_format)
     drafter = _open_drafter(command, checkpoint, source, report)
     group, cut = None if command.half is None else join(command.half), (command.start, command.end)
-    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
+    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype)
     found = survey(
         checkpoint, *cut, dtype, kv_format, drafter=drafter, drafter_dtype=drafter_dtype, sees=command.sees, group=group
     )
     if command.float32_head:
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
-    found = _with_experts(command, found, scores)
+    found = _with_experts(command, replace(found, need=replace(found.need, scores=scores)))
     what = f"stage {name} (layers {command.start} to {command.end - 1})"
     claim = object()  # not the name, which stages of several models in one process may share
-    free = reserve(found.need, command.kv_tokens, what, claim, scores)
+    free = reserve(found.need, command.kv_tokens, what, claim)
     try:
-        said = [found.on_disk, found.need.warning(command.kv_tokens, free, scores)]
+        said = [found.on_disk, found.need.warning(command.kv_tokens, free)]
         report(Progress("survey", 0, found.need.weights, "; ".join(filter(None, said))))
         own, checkpoint = drafter is checkpoint, source.fetch(command, checkpoint, found.tensors, report)
-        set_limits(found.need, command.kv_tokens, scores)
+        set_limits(found.need, command.kv_tokens)
         drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None
-        return _read(command, claim, scores, checkpoint, drafter, found, dtype, device, report, disk, group)
+        return _read(command, claim, checkpoint, drafter, found, dtype, device, report, disk, group)
     except BaseException:
         withdraw(claim)
         raise
 
 
-def _with_experts(command: Load, found: Survey, scores: int) -> Survey:
+def _with_experts(command: Load, found: Survey) -> Survey:
     """Return the survey with the memory for experts that the command gives, or that is free beside the KV.
 
     Raises:
@@ -208,7 +204,7 @@ def _with_experts(command: Load, found: Survey, scores: int) -> Survey:
     """
     if command.experts_bytes is not None:
         return found.with_experts(command.experts_bytes)
-    room = experts_room(found.need, command.kv_tokens, found.all_experts, scores)
+    room = experts_room(found.need, command.kv_tokens, found.all_experts)
     return found.with_experts(room) if room >= least_bytes(found.experts) else found
 
 
@@ -244,7 +240,6 @@ def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, r
 def _read(
     command: Load,
     claim: object,
-    scores: int,
     checkpoint: Checkpoint,
     drafter: Checkpoint | None,
     found: Survey,
@@ -261,7 +256,7 @@ def _read(
         report(Progress("load", done, total))
 
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
-    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
+    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype)
     model = load_stage(*what, drafter_dtype=drafter_dtype, sees=command.sees, group=group)
     if model.experts is not None and device is default_device():
         device = Device(computes_at_launch=True)  # each layer's choice of experts is evaluated before the launch
@@ -282,7 +277,7 @@ def _read(
     gc.collect()
     gc.freeze()
     num_arrays = len(samples[-1].arrays()) if samples else 0
-    return LoadedStage(command, claim, checkpoint, runner, ready, on_disk, num_arrays, found.need, scores, group)
+    return LoadedStage(command, claim, checkpoint, runner, ready, on_disk, num_arrays, found.need, group)
 
 
 def _tried(

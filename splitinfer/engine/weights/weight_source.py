@@ -128,13 +128,13 @@ class FromPeers(WeightSource):
 
     def _download(self, command: Load, checkpoint: Checkpoint, missing: list[TensorInfo], report: OnLoading) -> None:
         """Download the files of the tensors that no machine has."""
-        files = sorted({info.file for info in missing})
         if command.fingerprint.revision is None:
+            files = sorted({info.file for info in missing})
             what, where = command.model if command.is_of_drafter else command.layers, ", ".join(files[:2])
             raise ModelError(
                 f"no machine of this pipeline has {what} ({len(missing):,} tensors in {where} are missing)"
             )
-        fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
+        fetch(command.model, checkpoint, [info.name for info in missing], lambda *at: report(Progress("download", *at)))
 
 
 class NoCopies(WeightSource):

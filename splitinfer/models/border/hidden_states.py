@@ -21,7 +21,7 @@ import numpy as np
 from splitinfer.core.codecs import FP8, FP16, GROUP, INT8, SPIKES, Column, Packing, columns, runs_of
 from splitinfer.core.plan import TensorSpec
 from splitinfer.errors import ProtocolError
-from splitinfer.models.border.tensors import dtype_of, from_buffer, on_host, spec_of, to_buffer
+from splitinfer.models.border.tensors import dtype_of, from_buffer, numbers_of, spec_of, to_buffer
 
 _MOST_FP16 = 65504.0
 _MOST_E4M3 = 448.0
@@ -69,7 +69,7 @@ def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
     """Return the frame's parts for a step's evaluated rows [T, d]. No row is packed if one does not fit the codec."""
     if hidden is None:
         return Sent(None, None, (), 0)
-    num_unfit = 0 if packed is None else int(np.count_nonzero(~on_host(packed.fits)))
+    num_unfit = 0 if packed is None else numbers_of(packed.fits).count(False)
     if packed is None or num_unfit:
         return Sent(spec_of(hidden), None, (to_buffer(hidden),), num_unfit)
     rest = () if packed.rest is None else (packed.rest,)
@@ -179,17 +179,17 @@ def unpack(codec: str, arrays: Arrays, dtype: mx.Dtype) -> mx.array:
     return mx.put_along_axis(rest, places.astype(mx.uint32), spikes, axis=-1).astype(dtype)
 
 
-def seconds_per_row(codec: str, row: TensorSpec, num_rows: int = _ROWS) -> float:
-    """Return the median seconds that this machine takes to pack and unpack a row, ``num_rows`` at once."""
+def seconds_per_row(codec: str, row: TensorSpec) -> float:
+    """Return the median seconds that this machine takes to pack and unpack a row, many at once."""
     dtype = dtype_of(row.dtype)
-    rows = mx.random.normal((num_rows, prod(row.shape))).astype(dtype)
+    rows = mx.random.normal((_ROWS, prod(row.shape))).astype(dtype)
     mx.eval(rows)
     found = []
     for _ in range(_TRIALS + 1):  # the first compiles kernels
         began = time.perf_counter()
         mx.eval(unpack(codec, pack(codec, rows)[1], dtype))
         found.append(time.perf_counter() - began)
-    return statistics.median(found[1:]) / num_rows
+    return statistics.median(found[1:]) / _ROWS
 
 
 def columns_of(codec: str, num_rows: int, width: int, parts: list[memoryview]) -> list[np.ndarray]:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from splitinfer.core.plan import TensorSpec
 from splitinfer.errors import ProtocolError
@@ -62,11 +61,6 @@ def to_buffer(array: mx.array) -> memoryview:
     """
     view = memory_of(array)
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
-
-
-def on_host(array: mx.array) -> NDArray[Any]:
-    """Return a view of an evaluated array's numbers (any dtype but bfloat16). The array lives as long as the view."""
-    return np.asarray(memory_of(array))
 
 
 def numbers_of(array: mx.array) -> list[Any]:

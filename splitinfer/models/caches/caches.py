@@ -23,6 +23,7 @@ from splitinfer.core.kv.growth import phase_of
 from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS, least_rewind
 from splitinfer.models.caches.growing import GrowingKVCache, fitted
 from splitinfer.models.caches.quantised import QuantisedKVCache
+from splitinfer.models.library.layers import StandIn
 from splitinfer.models.library.mlx_lm import base
 from splitinfer.models.library.mlx_lm import cache as mlx_caches
 
@@ -389,21 +390,8 @@ def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
     raise AssertionError(f"a layer of another stage wrote to its {type(ghost).__name__}")
 
 
-class _Ghost:
+class _Ghost(StandIn):
     """A read-only view of an own cache, which stands in the place of another stage's cache of the same kind."""
-
-    def __init__(self, own: Cache) -> None:
-        self._own = own
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # models ask isinstance
-        return type(self._own)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._own[index]
 
     __setitem__ = update_and_fetch = _refuse_write
 

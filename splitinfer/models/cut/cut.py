@@ -244,13 +244,7 @@ class StageModel:
             return array if step.logit_rows is None else array[step.logit_rows]
 
         self._relay.received = {} if hidden is None else {self.start: [hidden]}
-        logits, given = self._call(
-            tokens,
-            caches,
-            keep,
-            lambda: step.positions[..., None],
-            hidden if self.is_first else None,
-        )
+        logits, given = self._call(tokens, caches, hidden, keep, lambda: step.positions[..., None])
         if self._outgoing is not None:
             return cast(mx.array, given[self.end][0])
         assert logits is not None, "the model ended before its last layer"
@@ -284,13 +278,7 @@ class StageModel:
         if self._incoming is not None:
             self._receive(self._incoming, caches, hidden, tokens.shape[1])
         start, end = caches.place.position, caches.place.position + tokens.shape[1]
-        logits, given = self._call(
-            tokens,
-            caches.full,
-            keep,
-            lambda: caches.positions(start, end),
-            hidden if self.is_first else None,
-        )
+        logits, given = self._call(tokens, caches.full, hidden, keep, lambda: caches.positions(start, end))
         caches.place.position = end
         if self._outgoing is not None:
             return self._send(self._outgoing, caches, given)
@@ -298,13 +286,13 @@ class StageModel:
         return logits
 
     def _call(
-        self, tokens: mx.array, caches: list[Any], keep: Keep, positions: Positions, rows: mx.array | None
+        self, tokens: mx.array, caches: list[Any], hidden: mx.array | None, keep: Keep, positions: Positions
     ) -> tuple[mx.array | None, Mapping[int, Any]]:
         """Call the model. Return its logits if it reached the end, and by layer the arguments for the next stage."""
         self._relay.keep, self._relay.tapped = keep if self.is_last else None, []
         embeddings = None
-        if rows is not None:
-            embeddings, *self._relay.deep = mx.split(rows, 1 + self._num_deep, axis=-1)
+        if self.is_first and hidden is not None:
+            embeddings, *self._relay.deep = mx.split(hidden, 1 + self._num_deep, axis=-1)
         logits: mx.array | None = None
         try:
             with replaced(self._slots, self._stand_ins):

@@ -13,9 +13,9 @@ from typing import Any
 import mlx.nn as nn
 
 from splitinfer.errors import CannotCut, ModelError
-from splitinfer.models.cut.inspection import bytes_of, copied, find_units, halve, passed_on
+from splitinfer.models.cut.inspection import bytes_of, find_units, halve, passed_on
 from splitinfer.models.cut.pretended import PretendedRank, alone
-from splitinfer.models.library.layers import find_layers, type_name
+from splitinfer.models.library.layers import copied, find_layers, type_name
 
 _INSTEAD = "Cut it by layers instead, with a stage for each machine."
 _MOST = 0.8  # of the bytes of its layers that a rank may hold

@@ -36,9 +36,11 @@ from splitinfer.models.library.layers import (
     call_model,
     change,
     children_watched,
+    copied,
     find_layers,
     floating_arrays,
     get_at,
+    nbytes,
     put_at,
     replaced,
     signature,
@@ -239,14 +241,6 @@ def _twin(layer: nn.Module) -> nn.Module:
     return _randomised(copied(layer))
 
 
-def copied(module: nn.Module) -> Any:
-    """Return a copy of a module with the same arrays and functions."""
-    memo: dict[int, Any] = {id(array): array for _, array in tree_flatten(module.parameters())}
-    for one in module.modules():
-        memo |= {id(value): value for value in vars(one).values() if callable(value)}  # a compiled one has no copy
-    return copy.deepcopy(module, memo)
-
-
 def _randomised(module: nn.Module) -> nn.Module:
     for holder, key, child in list(_children(module)):
         holder[key] = _randomised(child)
@@ -395,8 +389,7 @@ def _sizes(module: nn.Module) -> tuple[dict[str, int], dict[str, int]]:
 def bytes_of(layer: nn.Module) -> int:
     """Return the bytes of a layer's parameters, without tables, which are whole on both ranks and may be on disk."""
     tables = [one for _, one in layer.named_modules() if isinstance(one, _TABLES)]
-    every = sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
-    return int(every - sum(array.nbytes for table in tables for _, array in tree_flatten(table.parameters())))
+    return nbytes(layer) - sum(map(nbytes, tables))
 
 
 def _last_matrices(module: nn.Module, output: mx.array, calls: Calls) -> list[str]:

@@ -47,6 +47,7 @@ Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]
 
 _STEPS = (3, 7)  # rows of the two calls: an array that grows from the first to the second has a row per token
+_BOTH = range(len(_STEPS))  # the indices of these calls in the graph
 _MOST_ROWS = 4096  # of a long call
 _MOST_AGAIN = 3  # layers that run again after a border
 
@@ -135,7 +136,7 @@ class ModelStructure:
         self._graph = self._read(parameters)
         self.long_rows: int | None = None
         self._short = self._steps
-        if set(self._owners) - self._graph.read_by(range(self._num_results)):
+        if set(self._owners) - self._graph.read_by(self._results_from(0)):
             self.long_rows = min(_MOST_ROWS, max(_whole_numbers(self.layers), default=0)) + _STEPS[0]
             self._rows = (self.long_rows, self.long_rows + _STEPS[1] - _STEPS[0])
             self._graph = self._read(parameters)
@@ -163,7 +164,6 @@ class ModelStructure:
             arrays = arrays_of(cache)
             self._of_caches += [(i, self._writer(i, array)) for array in arrays]
             results += arrays
-        self._num_results = len(results)
         return Graph(results, {**self._named, **parameters})
 
     def _since(self, layer: int, path: Path) -> int:
@@ -203,7 +203,7 @@ class ModelStructure:
     @property
     def reads_tokens(self) -> bool:
         """Whether the model looks at its tokens while it is called, so that its graph holds for these tokens only."""
-        return not all(self._graph.holds(f"tokens {step}") for step in self._both)
+        return not all(self._graph.holds(f"tokens {step}") for step in _BOTH)
 
     @property
     def num_layers(self) -> int:
@@ -225,15 +225,11 @@ class ModelStructure:
             return written.get(id(array))
         return self.first_user(cache)
 
-    def owned_before(self, layer: int) -> set[str]:
-        """Return the names of the parameters of the layers before ``layer``."""
-        return {name for name, owner in self._owners.items() if owner < layer}
-
     def hidden_from(self, layer: int) -> set[str]:
         """Return the parameters that a stage from ``layer`` on must not read: of earlier layers that do not run
         again."""
         again = self._borders[layer].replicas if layer in self._borders else ()
-        return {name for name in self.owned_before(layer) if self._owners[name] not in again}
+        return {name for name, owner in self._owners.items() if owner < layer and owner not in again}
 
     def recipe(self, layer: int) -> Recipe:
         """Return a layer's recipe: it makes a result of the right form from the arguments and computes nothing."""
@@ -263,7 +259,7 @@ class ModelStructure:
         if not self._read_beyond(layer, closed):
             return Border(layer, tuple(rows), ())
         updates = self._shared_updates(layer, closed)
-        with_updates = [*closed, *(_update_name(step, *row.path) for row in updates for step in self._both)]
+        with_updates = [*closed, *(_update_name(step, *row.path) for row in updates for step in _BOTH)]
         if not self._read_beyond(layer, with_updates):
             return Border(layer, tuple(rows), tuple(updates))
         return Border(layer, tuple(rows), (), self._find_replicas(layer, closed))
@@ -284,13 +280,8 @@ class ModelStructure:
             found[last], closed = tuple(rows), [*closed, *new]
         return dict(sorted(found.items()))
 
-    @property
-    def _both(self) -> range:
-        """The indices of the calls in the graph."""
-        return range(len(self._rows))
-
     def _closed(self, layer: int, rows: Sequence[TokenRow]) -> list[str]:
-        return [_name(step, layer, row.path) for row in rows for step in self._both]
+        return [_name(step, layer, row.path) for row in rows for step in _BOTH]
 
     def _crossing_rows(self, layer: int) -> list[TokenRow]:
         first, second = (step[layer].arguments for step in self._steps)
@@ -308,10 +299,7 @@ class ModelStructure:
             for path, spec in self._updates[1].items()
             if (owner := self.first_user(path[0])) is not None and owner < layer
         }
-        closed = [
-            *closed,
-            *(_update_name(step, *path) for path, _ in names.values() for step in self._both),
-        ]
+        closed = [*closed, *(_update_name(step, *path) for path, _ in names.values() for step in _BOTH)]
         found = self._graph.read_by(self._results_from(layer), closed) & set(names)
         shared = {names[name][0][0] for name in found}
         return [_row(path, 2, spec) for path, spec in names.values() if path[0] in shared]

@@ -27,7 +27,7 @@ from splitinfer.models.caches.caches import can_quantise, heads_caches, is_list
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters.heads import HeadRows, HeadsByRows, Target, filled, linear
 from splitinfer.models.drafters.sequence_heads import OneByOne
-from splitinfer.models.library.layers import find_layers, type_name
+from splitinfer.models.library.layers import copied, find_layers, type_name
 from splitinfer.models.library.mlx_lm import base
 from splitinfer.models.library.mlx_lm import cache as mlx_caches
 
@@ -60,10 +60,10 @@ class PredictionHeads(HeadsByRows):
         count = 1 + max((int(name.split(".")[1]) for name in own if name.startswith("layers.")), default=0)
         try:
             self.fc = linear("fc", own, 2 * size)
-            self.pre_fc_norm_embedding = filled(_copied(target.norm), "pre_fc_norm_embedding.", own)
-            self.pre_fc_norm_hidden = filled(_copied(target.norm), "pre_fc_norm_hidden.", own)
-            self.layers = [filled(_copied(like), f"layers.{i}.", own) for i in range(count)]
-            self.norm = filled(_copied(target.norm), "norm.", own)
+            self.pre_fc_norm_embedding = filled(copied(target.norm), "pre_fc_norm_embedding.", own)
+            self.pre_fc_norm_hidden = filled(copied(target.norm), "pre_fc_norm_hidden.", own)
+            self.layers = [filled(copied(like), f"layers.{i}.", own) for i in range(count)]
+            self.norm = filled(copied(target.norm), "norm.", own)
         except KeyError as error:
             raise ModelError(f"the prediction heads of {type_name(model)} lack {PREFIX}{error.args[0]}") from None
         if self.norm.weight.shape != target.norm.weight.shape:
@@ -191,8 +191,3 @@ def _layer_like(model: nn.Module, caches: Sequence[Any], own: Mapping[str, mx.ar
 
 def _weights(layer: Any) -> set[str]:
     return {name for name, _ in tree_flatten(layer.parameters()) if not name.endswith((".scales", ".biases"))}
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """Return a deep copy of ``module`` that shares its arrays."""
-    return copy.deepcopy(module, {id(array): array for _, array in tree_flatten(module.parameters())})

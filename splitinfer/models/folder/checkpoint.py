@@ -90,9 +90,7 @@ class Checkpoint:
 
     def fingerprint(self) -> Fingerprint:
         """Return a fingerprint of these weights, cheap enough to compute at every start."""
-        if self.origin is not None:
-            return self.origin
-        return self.table_fingerprint()
+        return self.origin or self.table_fingerprint()
 
     def table_fingerprint(self) -> Fingerprint:
         """Return the fingerprint computed from the files on this machine, even if the weights were copied."""

@@ -6,7 +6,7 @@ its first use, because that takes half a second that local folders can save.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -200,16 +200,15 @@ def _tensors_at_hub(
     return resolve(headers, index, repo)
 
 
-def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: OnFile) -> None:
-    """Download the ``files`` that are not in the checkpoint's folder. Report progress in bytes.
+def fetch(model: str, checkpoint: Checkpoint, tensors: Iterable[str], report: OnFile) -> None:
+    """Download the files of the ``tensors`` that are not on this machine. Report progress in bytes.
 
     Raises:
         ModelError: a file is missing from a local folder, or cannot be downloaded.
     """
-    sizes = {f: sum(t.nbytes for t in checkpoint.tensors.values() if t.file == f) for f in files}
-    not_copied = {t.file for t in checkpoint.tensors.values() if t.name not in checkpoint.copied}
-    missing = [f for f in files if f in not_copied and not (checkpoint.folder / f).exists()]
-    total, done = sum(sizes[f] for f in missing), 0
+    missing = sorted({checkpoint.tensors[name].file for name in checkpoint.missing(tensors)})
+    sizes = {f: sum(t.nbytes for t in checkpoint.tensors.values() if t.file == f) for f in missing}
+    total, done = sum(sizes.values()), 0
     for file in missing:
         if checkpoint.revision is None:
             raise ModelError(f"{checkpoint.folder} lacks {file}")

@@ -5,6 +5,7 @@ arguments and its result are trees: tuples, lists, dicts and the small objects t
 ``Path`` of indices, keys and names says where a part is in such a tree. Modules and caches are leaves.
 """
 
+import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def find_layers(model: nn.Module) -> list[LayerSlot]:
 
 
 class StandIn:
-    """Replaces a layer in a model's list and has the real one's attributes and class."""
+    """Replaces a layer in a model's list, or a cache, and has the real one's attributes and class."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -66,7 +67,7 @@ class StandIn:
     def __contains__(self, name: str) -> bool:  # MLX's modules are dicts
         return name in self._real
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: Any) -> Any:
         return self._real[name]
 
 
@@ -220,6 +221,19 @@ def signature(layer: nn.Module) -> tuple[Hashable, ...]:
         if isinstance(value, bool | str) and not name.startswith("_")
     ]
     return *classes, *shapes, *sorted(switches, key=repr)
+
+
+def nbytes(module: nn.Module) -> int:
+    """Return the bytes of a module's parameters."""
+    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
+
+
+def copied(module: nn.Module) -> Any:
+    """Return a copy of a module with the same arrays and functions."""
+    memo: dict[int, Any] = {id(array): array for _, array in tree_flatten(module.parameters())}
+    for one in module.modules():
+        memo |= {id(value): value for value in vars(one).values() if callable(value)}  # a compiled one has no copy
+    return copy.deepcopy(module, memo)
 
 
 def last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:

@@ -38,9 +38,6 @@ _NAMED = 3  # missing tensors that an error lists
 _FEW = 2**20 - 3  # random numbers drawn: an odd count, so that no two rows of a tensor are alike
 _SMALL = 0.02
 
-CONFIGURATION = CONFIGS
-"""The files in a model's folder that say how to build the model."""
-
 _patching = threading.Lock()  # two stages of one process may load at a time
 _taking = threading.Lock()
 
@@ -116,7 +113,7 @@ def _configured(checkpoint: Checkpoint) -> Iterator[Path]:
     """Yield a folder for a library's loader, with a checkpoint's configuration and an empty file of weights."""
     with cleanup.temporary_folder("splitinfer-") as name:
         folder = Path(name)
-        for file in CONFIGURATION:
+        for file in CONFIGS:
             if (checkpoint.folder / file).exists():
                 (folder / file).symlink_to((checkpoint.folder / file).absolute())
         (folder / "model.safetensors").touch()

@@ -64,7 +64,7 @@ class ExpertFiles:
 
     def source(self, column: Column) -> "Source":
         """Return what reads the experts of a column."""
-        return Source(column, [self._opened(tensor) for tensor in column.tensors], list(column.tensors))
+        return Source(column, [self._opened(tensor) for tensor in column.tensors])
 
     def _opened(self, tensor: str) -> _File:
         path = self._checkpoint.path_of(tensor)
@@ -102,9 +102,9 @@ def _read(reads: Iterator[Read]) -> None:
 class Source:
     """Reads the experts of one column."""
 
-    def __init__(self, column: Column, files: list[_File], tensors: list[str]) -> None:
+    def __init__(self, column: Column, files: list[_File]) -> None:
         self._column, self._files, starts = column, files, np.array(column.starts)
-        begins = [file.begins[tensor] for file, tensor in zip(files, tensors, strict=True)]
+        begins = [file.begins[tensor] for file, tensor in zip(files, column.tensors, strict=True)]
         self._steps = starts - starts.min()
         self._begins = [begin + int(starts.min()) for begin in begins]
         self._size = int(self._steps.max()) + column.run

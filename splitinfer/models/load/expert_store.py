@@ -10,7 +10,7 @@ module computes in both cases, with the same rows and the same experts, so no an
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library.graph import is_reading
 from splitinfer.models.load.expert_files import Bytes, ExpertFiles, Read
-from splitinfer.models.load.experts import Experts, by_layer
-from splitinfer.models.load.tables import put
+from splitinfer.models.load.experts import Experts
+from splitinfer.models.load.tables import called_with, put
 from splitinfer.models.memory import on_gpu
 
 Ints = NDArray[np.int64]
@@ -190,7 +190,10 @@ class ExpertStore:
         share = shares(experts, nbytes)
         self._areas = [_Area(share.area) for _ in range(2)]
         self._layers = list[_Layer]()  # they and their parts do not refer to the store: a cycle is freed late
-        for several in by_layer(experts).values():
+        same_indices = defaultdict[str, list[Experts]](list)  # by the path above them: such as gate, up and down
+        for one in experts:
+            same_indices[one.path.rpartition(".")[0]].append(one)
+        for several in same_indices.values():
             slots = min(share.slots, several[0].count)
             self._layers.append(_Layer([_Part(one, self._files, slots) for one in several], slots))
 
@@ -293,7 +296,7 @@ class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """Return what the real module returns."""
         if is_reading():
-            return self._with(self._zeros, x, indices, sorted_indices=sorted_indices)
+            return cast(mx.array, called_with(self._zeros, self._real, x, indices, sorted_indices=sorted_indices))
         # On a GPU, how sorted rows are multiplied depends on their number and on that of the experts.
         is_batched = sorted_indices and ("scales" not in self._zeros or indices.size >= _ROWS_EACH * self._count)
         store, layer, part = self._store, self._layer, self._part
@@ -301,22 +304,11 @@ class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
         if not choice.is_few:
             return self._in_turns(x, choice, is_batched=is_batched)
         slots = mx.array(layer.place[choice.flat].reshape(indices.shape).astype(np.int32))
-        result = self._with(part.slots.arrays, x, slots, sorted_indices=False)
+        result: mx.array = called_with(part.slots.arrays, self._real, x, slots, sorted_indices=False)
         if result.nbytes > _HELD:
             mx.eval(result)
         layer.result = [*(layer.result or ()), result]
         return result
-
-    def _with(
-        self, arrays: Mapping[str, mx.array], x: mx.array, indices: mx.array, *, sorted_indices: bool
-    ) -> mx.array:
-        for name, array in arrays.items():
-            self._real[name] = array
-        try:
-            return cast(mx.array, self._real(x, indices, sorted_indices=sorted_indices))
-        finally:
-            for name in arrays:
-                self._real.pop(name, None)
 
     def _in_turns(self, x: mx.array, choice: _Choice, *, is_batched: bool) -> mx.array:
         """Return the result of a call whose experts pass through the areas, as many at a time as one has room for."""
@@ -330,7 +322,8 @@ class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
             if is_batched:  # so many that they are multiplied as all rows together would be
                 rows = np.pad(rows, (0, max(0, max(_ROWS, _ROWS_EACH * memory.count) - count)), mode="edge")
             places = mx.array(np.searchsorted(experts, choice.flat[rows]).astype(np.int32))
-            result = self._with(memory.arrays, flat[mx.array(rows)], places, sorted_indices=is_batched)
+            given = flat[mx.array(rows)], places
+            result = called_with(memory.arrays, self._real, *given, sorted_indices=is_batched)
             found.append(area.launch(result)[:count])
             at, done = at + len(experts), done + count
         back = mx.array(np.argsort(order, kind="stable"))

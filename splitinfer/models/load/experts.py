@@ -9,8 +9,7 @@ them is seen by giving it numbered bytes: one expert in place of all, because ex
 import inspect
 import logging
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -192,11 +191,3 @@ class _Made:
         breaks = np.flatnonzero(np.diff(found) != 1) + 1
         run = int(np.gcd.reduce(np.diff([0, *breaks, len(found)])))
         return run, tuple(found[::run].tolist())
-
-
-def by_layer(experts: Collection[Experts]) -> dict[str, list[Experts]]:
-    """Return the modules that get the same indices, such as gate, up and down: by the path of the module above."""
-    found = defaultdict[str, list[Experts]](list)
-    for one in experts:
-        found[one.path.rpartition(".")[0]].append(one)
-    return dict(found)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
@@ -27,7 +26,7 @@ from splitinfer.models.cut.structure import ModelStructure
 from splitinfer.models.drafters.mtp import tensors_of
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library.graph import arrays_read, uncompiled
-from splitinfer.models.library.layers import children_watched, find_layers, signature
+from splitinfer.models.library.layers import children_watched, find_layers, nbytes, signature
 from splitinfer.models.load.building import build_model, placeholders_of
 from splitinfer.models.load.experts import expert_modules
 from splitinfer.models.load.loader import check_format, kv_need
@@ -39,12 +38,11 @@ _CONTEXT = 4096  # tokens of context for which the memory of scores is computed
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """A model built without its weights, its structure, and the profile that a plan needs.
+    """The structure of a model built without its weights, and the profile that a plan needs.
 
     ``scores``: bytes that unfused attention takes in a step on this machine, per token of context.
     """
 
-    model: nn.Module
     structure: ModelStructure
     profile: ModelProfile
     scores: int
@@ -73,14 +71,14 @@ def describe(
     """
     model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
     leave_out(model, lambda: StageModel(model, 0, len(find_layers(model))).probe()[0])
-    check_format(StageModel(model, 0, len(find_layers(model))), kv_format)
     structure = ModelStructure(model)
+    check_format(StageModel(model, 0, structure.num_layers, structure), kv_format)
     kinds = kinds_of(structure)
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
     needs = {kind: _kv_of(structure, layer, kv_format) for kind, layer in first.items()}
     experts = {kind: _experts_of(structure, layer) for kind, layer in first.items()}
     layers = tuple(
-        LayerProfile(kind, _weights(structure.layers[i]), *needs[kind][0], 0, *experts[kind])
+        LayerProfile(kind, nbytes(structure.layers[i]), *needs[kind][0], 0, *experts[kind])
         for i, kind in enumerate(kinds)
     )
     attention = tuple(dict.fromkeys(each for _, found in needs.values() for each in found))
@@ -99,7 +97,7 @@ def describe(
     if not attention and any(layer.kv_per_token for layer in layers):  # the model computes attention itself
         attention = from_config(checkpoint.config, 2)
     scores = score_bytes(attention, backend(), STEP_ROWS, _CONTEXT) // _CONTEXT
-    return DescribedModel(model, structure, profile, scores)
+    return DescribedModel(structure, profile, scores)
 
 
 def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None = None) -> DescribedModel:
@@ -111,15 +109,15 @@ def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None =
         ModelError: the model cannot be divided.
     """
     structure, layers = found.structure, list[LayerProfile]()
-    divide(found.model, PretendedRank())
+    divide(structure.model, PretendedRank())
     of_kind = dict[str, LayerProfile]()
     for place, layer in enumerate(found.profile.layers):
         if layer.kind not in of_kind:
-            stage = StageModel(found.model, place, place + 1, structure)
+            stage = StageModel(structure.model, place, place + 1, structure)
             sums.clear()
             stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)
             num_sums, kv = len(sums), _kv_of(structure, place, kv_format)[0]
-            of_kind[layer.kind] = LayerProfile(layer.kind, _weights(structure.layers[place]), *kv, num_sums)
+            of_kind[layer.kind] = LayerProfile(layer.kind, nbytes(structure.layers[place]), *kv, num_sums)
         layers.append(of_kind[layer.kind])
     embedding, head, _ = _outer_bytes(structure)
     return replace(found, profile=replace(found.profile, layers=tuple(layers), embedding=embedding, head=head))
@@ -178,10 +176,6 @@ def _shortest_run(kinds: Sequence[str], least: int) -> tuple[int, int]:
 # -- bytes --------------------------------------------------------------------------------------
 
 
-def _weights(layer: nn.Module) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
-
-
 def _experts_of(structure: ModelStructure, layer: int) -> tuple[int, int]:
     """Return the bytes of a layer's routed experts, and of those that one token needs."""
     modules, total, chosen = dict(structure.layers[layer].named_modules()), 0, dict[str, int]()
@@ -192,10 +186,10 @@ def _experts_of(structure: ModelStructure, layer: int) -> tuple[int, int]:
 
     watches = []
     for path, _, arrays in expert_modules(structure.layers[layer]):
-        nbytes, (above, _, key) = sum(array.nbytes for array in arrays.values()), path.rpartition(".")
-        each = nbytes // next(iter(arrays.values())).shape[0]
+        size, (above, _, key) = sum(array.nbytes for array in arrays.values()), path.rpartition(".")
+        each = size // next(iter(arrays.values())).shape[0]
         watches.append((modules[above], key, partial(watch, path, each)))
-        total += nbytes
+        total += size
     if watches:
         stage = StageModel(structure.model, layer, layer + 1, structure)
         with uncompiled(), children_watched(watches):

@@ -38,7 +38,7 @@ from splitinfer.models.load.experts import Experts, find_experts
 from splitinfer.models.load.halves import Pair
 from splitinfer.models.load.tables import Table, find_tables, leave_on_disk
 from splitinfer.models.load.trained import is_trained, join, read_of
-from splitinfer.models.memory import Need
+from splitinfer.models.memory import Need, on_gpu
 from splitinfer.system.open_files import make_room
 
 OnBytes = Callable[[int, int], None]  # bytes done, bytes in all
@@ -54,7 +54,7 @@ class Survey:
     """The tensors that a stage reads and the memory that it needs.
 
     Attributes:
-        tensors: names of the checkpoint's tensors that the stage reads; they are in ``files``.
+        tensors: names of the checkpoint's tensors that the stage reads.
         rewind: how many tokens its caches can be rolled back (``core.kv.rewind``).
         head_bytes: bytes of a float32 copy of the head; ``None`` if the head cannot be computed in float32.
         attention: the attention of its layers, without repetitions.
@@ -65,7 +65,6 @@ class Survey:
     """
 
     tensors: frozenset[str]
-    files: tuple[str, ...]
     need: Need
     rewind: int | None
     head_bytes: int | None = 0
@@ -114,7 +113,7 @@ class Survey:
         return replace(self, need=replace(self.need, weights=self.need.weights + self.head_bytes))
 
 
-def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
+def resolve_dtype(dtype: str) -> str | None:
     """Return the layout's dtype as a name, or ``None`` for "as stored".
 
     "auto" keeps the model's own dtype on a GPU. On MLX's CPU backend it means float32, because half precision is 5 to
@@ -122,15 +121,14 @@ def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
     """
     if dtype != "auto":
         return dtype
-    return None if gpu else "float32"
+    return None if on_gpu() else "float32"
 
 
 class _Built(NamedTuple):
-    """A stage with its model. ``outputs``: unevaluated arrays that depend on all that it reads. ``output``: of one
+    """A stage with its parameters. ``outputs``: unevaluated arrays that depend on all that it reads. ``output``: of one
     row."""
 
     stage: StageModel
-    model: nn.Module
     parameters: dict[str, mx.array]
     outputs: list[mx.array]
     output: mx.array
@@ -143,7 +141,6 @@ def _build(
     dtype: str | None,
     drafter: Checkpoint | None,
     of_drafter: Callable[[Checkpoint, StageModel], Mapping[str, mx.array]],
-    kv_format: KVFormat | None,
     group: Pair | None,
     *,
     sees: bool,
@@ -165,9 +162,12 @@ def _build(
         divide(model, group.sums)
         group.check_alike(model)
     parameters = dict(tree_flatten(model.parameters()))
-    outputs, output = _probe(stage, is_half=group is not None)
-    check_format(stage, kv_format)
-    stage.use_format(kv_format)
+    try:
+        outputs, output = stage.probe()
+    except (ValueError, RuntimeError) as error:  # where a model is divided: its halves do not fit together
+        if group is None:
+            raise
+        raise CannotCut(f"{type_name(model)} cannot be divided over machines ({error})") from error
     if not stage.traceable:
         outputs = list(parameters.values())
     if whole is not None and stage.is_first:
@@ -175,17 +175,7 @@ def _build(
         tower.join(stage)
         weights |= tower.parameters
     outputs += [*weights.values(), *([] if stage.heads is None else [stage.heads.run_nothing(stage.make_caches())])]
-    return _Built(stage, model, parameters | weights, outputs, output)
-
-
-def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.array]:
-    """Return ``StageModel.probe``. Raise CannotCut if the halves of a divided model do not fit together."""
-    try:
-        return stage.probe()
-    except (ValueError, RuntimeError) as error:
-        if not is_half:
-            raise
-        raise CannotCut(f"{type_name(stage.whole)} cannot be divided over machines ({error})") from error
+    return _Built(stage, parameters | weights, outputs, output)
 
 
 def survey(
@@ -215,23 +205,22 @@ def survey(
         CannotCut: this cut cannot be correct.
     """
     placeholders = placeholders_of(checkpoint)
-    stage, model, parameters, outputs, output = _build(
+    stage, parameters, outputs, output = _build(
         checkpoint,
         placeholders,
         (start, end),
         dtype,
         drafter,
         lambda other, _: placeholders_of(other),
-        kv_format,
         group,
         sees=sees,
         drafter_dtype=drafter_dtype,
     )
+    check_format(stage, kv_format)
     tensors, read = arrays_read(outputs, placeholders, parameters)
-    tables = find_tables(model, outputs, parameters, placeholders)
+    tables = find_tables(stage.whole, outputs, parameters, placeholders)
     read = read.difference(*(table.parameters for table in tables))
-    experts = () if group else find_experts(checkpoint, model, outputs, parameters, placeholders, sees=sees)
-    files = sorted({checkpoint.tensors[name].file for name in tensors})
+    experts = () if group else find_experts(checkpoint, stage.whole, outputs, parameters, placeholders, sees=sees)
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
     if stage.heads is not None:
@@ -242,7 +231,6 @@ def survey(
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
         tensors=frozenset(tensors),
-        files=tuple(files),
         need=Need(sum(parameters[name].nbytes for name in read), kv_fixed, kv_per_token, kv_stored),
         rewind=least_rewind(rewind_limit(c) for c in own),
         head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
@@ -298,23 +286,23 @@ def load_stage(
     """
     make_room(len(checkpoint.paths_of(found.tensors)) + _OTHER_FILES)  # each file stays open until its tensors are read
     arrays = placeholders_of(checkpoint) | lazy_arrays(checkpoint, found.tensors)
-    stage, model, parameters, outputs, output = _build(
+    stage, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
-        lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), None, group, sees=sees,
+        lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), group, sees=sees,
         drafter_dtype=drafter_dtype, structure=found.structure,
     )  # fmt: skip
     missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
     if missing:
         raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
     if found.tables:
-        leave_on_disk(model, found.tables, read, checkpoint)
-        hash_on_host(model)
+        leave_on_disk(stage.whole, found.tables, read, checkpoint)
+        hash_on_host(stage.whole)
         stage.reads_tokens = True
     on_disk: list[Table | Experts] = [*found.tables, *([] if found.experts_bytes is None else found.experts)]
     in_memory = sorted(read.difference(*(one.parameters for one in on_disk)))
     if found.experts_bytes is not None:
         stage.experts = ExpertStore(checkpoint, found.experts, found.experts_bytes)
-        stage.experts.put_into(model)
+        stage.experts.put_into(stage.whole)
         stage.reads_tokens = True
         parameters = {name: parameters[name] for name in in_memory}
     # Drop these references, so that a stored tensor is freed as soon as the parameters made of it are evaluated.
@@ -397,25 +385,23 @@ def kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
 
 
 def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
-    """Refuse a format that the stage's attention cannot read. Builds graphs and computes nothing.
+    """Make a stage keep keys and values in a format, if its attention can read it. Computes nothing.
 
     Raises:
         ModelError: the format cannot be used; says why.
     """
     if kv_format is None:
         return
-    name, reason = type_name(stage.whole), ""
+    name = type_name(stage.whole)
     if not any(map(can_quantise, fresh_caches(stage.whole))):
         raise ModelError(f"{name} has no layer with plain keys and values, so they cannot be {kv_format.name}")
     stage.use_format(kv_format)
     try:
         stage.probe()
+        return
     except CannotQuantise as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
         said = " ".join(str(error).split())[:200]
         reason = f"its attention does not use mlx-lm's function ({type(error).__name__}: {said})"
-    finally:
-        stage.use_format(None)
-    if reason:
-        raise ModelError(f"keys and values of {name} cannot be {kv_format.name}: {reason}")
+    raise ModelError(f"keys and values of {name} cannot be {kv_format.name}: {reason}")

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 
 from splitinfer.models.folder.checkpoint import Checkpoint, data_begin, read_header
 from splitinfer.models.library.graph import Graph
-from splitinfer.models.library.layers import StandIn
+from splitinfer.models.library.layers import StandIn, nbytes
 from splitinfer.models.load.building import dtype_of
 
 log = logging.getLogger(__name__)
@@ -62,9 +62,9 @@ def find_tables(
         names = [name for name, _ in tree_flatten(module.parameters())]
         columns = [_column(name, parameters[f"{path}.{name}"], stored) for name in names]
         if None in columns:
-            log.info("%s stays in memory (%d bytes): no stored tensor has its rows unchanged", path, _nbytes(module))
+            log.info("%s stays in memory (%d bytes): no stored tensor has its rows unchanged", path, nbytes(module))
         else:
-            found.append(Table(path, tuple(filter(None, columns)), _nbytes(module)))
+            found.append(Table(path, tuple(filter(None, columns)), nbytes(module)))
     return tuple(found)
 
 
@@ -128,7 +128,7 @@ def _large(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Return the large embeddings: large by themselves, or together with the other parts of their table."""
     found, sizes = dict(_modules_of_rows(model)), Counter[str]()
     for path, module in found.items():
-        sizes[_family(path)] += _nbytes(module)
+        sizes[_family(path)] += nbytes(module)
     return ((path, module) for path, module in found.items() if sizes[_family(path)] >= LARGE)
 
 
@@ -136,10 +136,6 @@ def _family(path: str) -> str:
     """Return the path of the list that a module is in, or of the module itself if it is in no list."""
     above, _, key = path.rpartition(".")
     return above if key.isdigit() else path
-
-
-def _nbytes(module: nn.Module) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
 
 
 def _column(name: str, parameter: mx.array, stored: Mapping[str, mx.array]) -> TableColumn | None:
@@ -200,10 +196,15 @@ class _OnDisk(StandIn):
             wanted, found = np.unique(np.asarray(ids), return_inverse=True)
             rows = {name: file.rows(wanted) for name, file in self._files.items()}
             places = mx.array(found.reshape(ids.shape).astype(np.int32))
-        try:
-            for name, array in rows.items():
-                self._real[name] = array
-            return self._real(places)
-        finally:
-            for name in rows:
-                self._real.pop(name, None)
+        return called_with(rows, self._real, places)
+
+
+def called_with(arrays: Mapping[str, mx.array], module: nn.Module, *args: Any, **named: Any) -> Any:
+    """Call a module that has ``arrays`` as parameters only during the call, and return its result."""
+    try:
+        for name, array in arrays.items():
+            module[name] = array
+        return module(*args, **named)
+    finally:
+        for name in arrays:
+            module.pop(name, None)

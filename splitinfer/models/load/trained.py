@@ -5,7 +5,7 @@ The drafter is among the model's own tensors (``mtp``), or in a folder of its ow
 it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -22,7 +22,7 @@ from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import dflash, eagle3, sequence_heads
 from splitinfer.models.drafters.dflash import DFlash, is_dflash
 from splitinfer.models.drafters.eagle3 import Eagle3, is_eagle3
-from splitinfer.models.drafters.heads import Heads, Target
+from splitinfer.models.drafters.heads import HeadArrays, Heads, Target
 from splitinfer.models.drafters.mtp import PREFIX, LatentHeads, PredictionHeads, is_latent, tensors_of
 from splitinfer.models.drafters.sequence_heads import (
     Assistant,
@@ -74,7 +74,6 @@ class WithHeads:
 
 
 _MANY = 64  # tokens, to measure the bytes of one
-TrainedArrays = Mapping[str, mx.array]
 
 
 def is_trained(checkpoint: Checkpoint) -> bool:
@@ -107,7 +106,7 @@ def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
     return frozenset(name for name in drafter.tensors if is_last or projection_of({name: 0}))
 
 
-def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: str | None) -> dict[str, mx.array]:
+def join(stage: StageModel, drafter: Checkpoint, arrays: HeadArrays, dtype: str | None) -> dict[str, mx.array]:
     """Make a stage tap its layers for a drafter, and run the drafter if it is the last stage (``StageModel.heads``).
     Return the stage's part of the drafter's weights by name, not evaluated.
 
@@ -146,7 +145,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
 _Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]
 
 
-def _mtp(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind:
+def _mtp(stage: StageModel, drafter: Checkpoint, arrays: HeadArrays) -> _Kind:
     own, there = tensors_of(arrays, stage.num_layers), stage.num_layers
     layers = positive(text_part(drafter.config), "num_hidden_layers") or there
     if is_heads(drafter) and not is_assistant(drafter.config) and layers != there:
@@ -173,7 +172,7 @@ def _mtp(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind
     return {stage.num_layers - 1: lambda hidden: hidden}, kind
 
 
-def _of_folder(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind:
+def _of_folder(stage: StageModel, drafter: Checkpoint, arrays: HeadArrays) -> _Kind:
     config, model = drafter.config, stage.whole
     if is_blocks(config):
         taps, own = sequence_heads.taps_of(config, model, arrays), projection_of(arrays)

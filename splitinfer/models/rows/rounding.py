@@ -124,18 +124,14 @@ class LayerCall:
 
 @dataclass(slots=True)
 class RowErrors:
-    """Errors found so far, unevaluated, each [n]; layers are numbered in the order of their calls."""
+    """Errors found so far, not evaluated: a layer, numbered in the order of the calls, its tolerance, errors [n]."""
 
-    layers: list[int] = field(default_factory=list)
-    tolerances: list[float] = field(default_factory=list)
-    values: list[mx.array] = field(default_factory=list)
+    found: list[tuple[int, float, mx.array]] = field(default_factory=list)
 
     def add(self, layer: int, got: mx.array, wanted: mx.array, given: mx.array | None = None) -> None:
         """Record the errors of rows [n, ...] of a layer."""
         tolerance = _TOLERANCE.get(got.dtype, _TOLERANCE_HALF)
-        self.layers.append(layer)
-        self.tolerances.append(tolerance)
-        self.values.append(_relative_errors(got, wanted, given, tolerance))
+        self.found.append((layer, tolerance, _relative_errors(got, wanted, given, tolerance)))
 
     def add_outputs(self, got: mx.array, wanted: mx.array) -> None:
         """Record the errors of a stage's own output rows.
@@ -148,11 +144,10 @@ class RowErrors:
 
     def evaluated(self) -> Errors:
         """Evaluate and return all errors."""
-        sizes = [array.shape[0] for array in self.values]
-        flat = np.array(mx.concatenate(self.values)).astype(np.float64)
-        return Errors(
-            np.repeat(np.array(self.layers, dtype=np.int64), sizes), np.repeat(np.array(self.tolerances), sizes), flat
-        )
+        layers, tolerances, values = zip(*self.found, strict=True)
+        sizes = [array.shape[0] for array in values]
+        flat = np.array(mx.concatenate(list(values))).astype(np.float64)
+        return Errors(np.repeat(np.array(layers, dtype=np.int64), sizes), np.repeat(np.array(tolerances), sizes), flat)
 
 
 def joined(runs: Sequence[Sequence[LayerCall]]) -> list[LayerCall]:

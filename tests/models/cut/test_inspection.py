@@ -17,7 +17,7 @@ from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.cut.divided import divide
 from splitinfer.models.cut.inspection import find_unit
 from splitinfer.models.cut.pretended import PretendedRank, alone, together
-from splitinfer.models.library.layers import find_layers
+from splitinfer.models.library.layers import copied, find_layers
 
 WIDTH = 16
 
@@ -76,7 +76,7 @@ def test_a_layer_that_is_run_twice_is_halved_once() -> None:
 def test_a_compiled_function_in_a_layer_is_no_hindrance() -> None:
     model, _ = tiny.build("gemma3_text", num_hidden_layers=1)
     model.model.layers[0].self_attn.scaled = mx.compile(lambda x: 2 * x)
-    assert inspection.copied(model).model.layers[0].self_attn.n_heads == 4
+    assert copied(model).model.layers[0].self_attn.n_heads == 4
 
 
 def test_a_model_of_which_too_little_can_be_halved_is_refused() -> None:

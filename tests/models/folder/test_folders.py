@@ -132,7 +132,7 @@ def everywhere(hub: FakeHub, source: Path, on_worker: Callable[[Fingerprint], Ch
     hub.repos[REPO] = source
     by_path, first = open_model(str(source)), open_model(REPO)
     assert hub.downloaded() == []
-    fetch(REPO, first, first.files, quiet)
+    fetch(REPO, first, first.tensors, quiet)
     after = open_model(REPO)
     hub.answer = offline
     return [by_path, first, after, open_model(REPO), on_worker(first.fingerprint())]
@@ -174,7 +174,7 @@ def test_an_overlay_that_the_index_does_not_name(hub: FakeHub, tmp_path: Path, c
 def half(hub: FakeHub, tmp_path: Path) -> Path:
     """The client's folder of a model in two files, with its index, of which the first is here."""
     hub.repos[REPO] = write(tmp_path / "model", CASES["shards and index"])
-    fetch(REPO, open_model(REPO), [A], quiet)
+    fetch(REPO, open_model(REPO), SHARDS[A], quiet)
     return hub.snapshot(REPO)
 
 
@@ -195,7 +195,7 @@ def test_half_a_download_is_completed_online_and_named_offline(
     assert [(name, count) for name, count, _ in kept()] == [(REPO, "1 of 2 files")]
     hub.answer = online
     found = open_model(REPO)
-    fetch(REPO, found, found.files, quiet)
+    fetch(REPO, found, found.tensors, quiet)
     assert hub.downloaded() == [B]
     assert read(found) == WHOLE
     assert open_local(REPO) is not None
@@ -203,7 +203,7 @@ def test_half_a_download_is_completed_online_and_named_offline(
 
 def test_a_damaged_file_of_the_client_is_not_the_model(half: Path, hub: FakeHub):
     """A worker takes it from elsewhere; the coordinator says which file to delete."""
-    fetch(REPO, open_model(REPO), [B], quiet)
+    fetch(REPO, open_model(REPO), SHARDS[B], quiet)
     (half / B).resolve().write_bytes(b"x")
     assert open_local(REPO) is None
     with pytest.raises(ModelError, match=f"{B} is damaged"):
@@ -220,7 +220,7 @@ def test_a_client_that_keeps_no_lists(half: Path, hub: FakeHub, monkeypatch: pyt
     monkeypatch.setattr(huggingface_hub, "get_cached_repo_tree", None)
     assert open_local(REPO) is None
     assert set(open_model(REPO).tensors) == set(WHOLE)
-    fetch(REPO, open_model(REPO), [B], quiet)
+    fetch(REPO, open_model(REPO), SHARDS[B], quiet)
     found = open_local(REPO)
     assert found is not None
     assert read(found) == WHOLE
@@ -285,7 +285,7 @@ def test_errors_of_the_hub(kind: str, when: str, hub: FakeHub, request: pytest.F
             open_model(REPO)
         return
     checkpoint = open_model(REPO)
-    fetch(REPO, checkpoint, [A, B] if when == "all is here" else [A], quiet)
+    fetch(REPO, checkpoint, WHOLE if when == "all is here" else SHARDS[A], quiet)
     hub.answer = answer
     if when == "all is here":
         assert read(open_model(REPO)) == WHOLE
@@ -294,4 +294,4 @@ def test_errors_of_the_hub(kind: str, when: str, hub: FakeHub, request: pytest.F
             open_model(REPO)
     else:
         with pytest.raises(ModelError, match=f"^{B} of {REPO} could not be downloaded: .*"):
-            fetch(REPO, checkpoint, [B], quiet)
+            fetch(REPO, checkpoint, SHARDS[B], quiet)

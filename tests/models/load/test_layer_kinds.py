@@ -81,7 +81,7 @@ def test_made_up_numbers_are_finite(bits: int | None, tmp_path: Path):
     """Through all layers, in half precision, and a router takes other experts for other tokens."""
     dtype = mx.float32 if bits is None else mx.float16  # MLX's CPU multiplies experts in float32 only
     checkpoint = open_folder(tiny.save(tmp_path / "m", "qwen3_moe", bits=bits, dtype=dtype))
-    model = describe(checkpoint, None, "m", made_up(checkpoint)).model
+    model = describe(checkpoint, None, "m", made_up(checkpoint)).structure.model
     logits = model(mx.arange(12)[None])
     assert mx.isfinite(logits).all()
     rows = logits[0].astype(mx.float32)
