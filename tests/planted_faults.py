@@ -61,8 +61,8 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
     },
     f"{_WORKER}/handshake.py": {
         "a worker stays taken by a coordinator that is gone": (
-            "busy = self._owner is not None and self._owner.link.closed is None",
-            "busy = self._owner is not None",
+            "owner = None if self._owner is None or self._owner.link.closed is not None else self._owner",
+            "owner = self._owner",
         ),
         "the stage before may connect after its session": ("                self._access.begin()\n", ""),
         "a stranger that says nothing is never dropped by a worker": ('link.abort("no message came in time")', "pass"),
@@ -98,9 +98,6 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
             "len(part.token_ids)",
         ),
     },
-    f"{_STAGE}/checks.py": {
-        "a row gets the mask of another": ("masks[at * size : (at + 1) * size]", "masks[:size]"),
-    },
     f"{_ENGINE}/drafts/draft_model.py": {
         "a draft model takes rolled back tokens for computed ones": (
             "            del entry.tokens[shared:]\n",
@@ -121,6 +118,7 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
             "return before.key or own().public",
             "return own().public",
         ),
+        "a row gets the mask of another": ("masks[at * size : (at + 1) * size]", "masks[:size]"),
     },
     f"{_WORKER}/worker.py": {
         "a worker's heartbeats do not tell its progress": ("owner.link.set_progress(done.plan.step + 1)", "pass"),

@@ -165,20 +165,13 @@ def _renamed(folder: Path, name: str) -> Iterator[Path]:
         raise
 
 
-def _bytes_of(path: Path) -> bytearray:
+def _bytes_of(path: Path) -> bytes:
     """Return a block file's bytes."""
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > _MAX_BYTES:
             raise Damaged(f"it has {size:,} bytes")
-        data = bytearray(size)
-        view = memoryview(data)
-        while len(view):
-            count = file.readinto(view)
-            if not count:
-                raise Damaged("it became shorter while it was read")
-            view = view[count:]
-    return data
+        return file.read(size)
 
 
 def _write_all(file: Any, view: memoryview) -> int:

@@ -119,12 +119,6 @@ class KVStore:
         """Remove blocks that will not be fetched again."""
         self._commands.put(lambda: self._for_each(keys, self._remove))
 
-    def flush(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for the commands so far. Return whether they are done."""
-        done = threading.Event()
-        self._commands.put(done.set)
-        return done.wait(seconds)
-
     def close(self, seconds: float) -> None:
         """Carry out the queued commands, for at most ``seconds``, and end."""
         self._commands.put(None)

@@ -45,6 +45,11 @@ def open_device(
     return EmulatedDevice(machine, computes_at_launch=computes_at_launch, strict=strict_device())
 
 
+@device_errors()
+def _evaluate(*arrays: mx.array) -> None:
+    mx.eval(*arrays)
+
+
 class EmulatedDevice(Device):
     """One stage's device, with the times of ``machine``, which has this stage only. ``computes_at_launch``: whether the
     loops are to use it as one that does, and wait for each step before they launch the next."""
@@ -83,12 +88,11 @@ class EmulatedDevice(Device):
     def _compute(self, outputs: Sequence[mx.array], pending: Sequence[mx.array]) -> DeviceFailed | None:
         """Evaluate arrays; how that failed, if who waits is to be told."""
         if self._strict is None:
-            with device_errors():
-                mx.eval(*outputs, *pending)
+            _evaluate(*outputs, *pending)
             return None
         try:
-            with self._strict.launching(outputs, pending), device_errors():
-                mx.eval(*outputs, *pending)
+            with self._strict.launching(outputs, pending):
+                _evaluate(*outputs, *pending)
         except DeviceFailed as failure:
             return failure
         return None

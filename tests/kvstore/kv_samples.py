@@ -1,6 +1,7 @@
 """Blocks of KV for tests, with bytes that follow from their keys, so that whoever reads one knows what is right."""
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from splitinfer.core.kv.block_tree import KEY_BYTES
 from splitinfer.core.plan import StoredPart, TensorSpec
 from splitinfer.kvstore.index import FileName
 from splitinfer.kvstore.record import Record
+from splitinfer.kvstore.store import KVStore
 
 ROOT = b"r" * KEY_BYTES
 GROUP = "0123456789abcdef"
@@ -51,3 +53,10 @@ def flip(file: Path, pick: random.Random | None = None) -> None:
 
 def is_right(record: Record, read: Sequence[memoryview], salt: int = 0) -> bool:
     return [bytes(one) for one in read] == buffers(record, salt)
+
+
+def flush(store: KVStore, seconds: float = 30) -> bool:
+    """Wait for the writer's commands so far; whether they are done within ``seconds``."""
+    done = threading.Event()
+    store._commands.put(done.set)
+    return done.wait(seconds)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, flip, is_right, name_of
+from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, flip, flush, is_right, name_of
 from processes import until
 
 from splitinfer.core.kv.block_tree import Key
@@ -81,7 +81,7 @@ def put(store: KVStore, *records: Record) -> tuple[Key, ...]:
     """Write blocks, one after another; the keys of those that were."""
     for record in records:
         store.put(record, buffers(record))
-        assert store.flush(30)
+        assert flush(store)
     return store.written()
 
 
@@ -130,9 +130,9 @@ def test_nobody_waits_for_the_disk_and_is_told_only_what_is_on_it(open_store: Op
     store.erase([block(7).key])
     assert store.offer() == store.written() == ()
     assert not holds(store, records[0])
-    assert not store.flush(0.01)
+    assert not flush(store, 0.01)
     gate.opened.set()
-    assert store.flush(30)
+    assert flush(store)
     assert store.written() == keys_of(records)
     assert set(store.offer()) == set(keys_of(records))
 
@@ -164,7 +164,7 @@ def test_what_is_erased_is_gone_for_all(open_store: Open, path: Path):
     store, records = open_store(), [block(i) for i in range(3)]
     put(store, *records)
     store.erase([records[1].key, block(7).key])
-    assert store.flush(30)
+    assert flush(store)
     assert [holds(store, record) for record in records] == [True, False, True]
     assert set(open_store().offer()) == {records[0].key, records[2].key}
     assert not file_of(path, records[1]).exists()
@@ -177,11 +177,11 @@ def test_the_last_used_are_offered_first(open_store: Open, path: Path, monkeypat
         os.utime(file_of(path, record), (used, used))
     assert store.offer() == keys_of([records[i] for i in (3, 1, 2, 0)])
     store.touch([records[0].key])
-    assert store.flush(30)
+    assert flush(store)
     assert store.offer() == keys_of([records[i] for i in (0, 3, 1, 2)])
     os.utime(file_of(path, records[0]), (50, 50))
     assert holds(store, records[2]), "what is read is used"
-    assert store.flush(30)
+    assert flush(store)
     assert store.offer() == keys_of([records[i] for i in (2, 0, 3, 1)])
     monkeypatch.setattr(module, "_MAX_OFFERED", 2)
     assert store.offer() == keys_of([records[2], records[0]])
@@ -220,7 +220,7 @@ def test_what_is_written_while_the_folder_is_looked_at_is_not_forgotten(
     store.put(record, buffers(record))
     store._commands.put(added.set)
     store.offer()
-    assert store.flush(30)
+    assert flush(store)
     assert store.written() == (record.key,)
     assert holds(store, record)
 
@@ -271,14 +271,14 @@ def test_whatever_happens_to_the_folder_what_is_read_is_right(open_store: Open, 
             lambda store=store, record=record: store.put(record, buffers(record)),
             lambda store=store, record=record: store.erase([record.key]),
             lambda store=store: store.headers(store.offer()),
-            lambda store=store: store.flush(30),
+            lambda store=store: flush(store),
             spoil,
         ]
         pick.choice(deeds)()
         num_right += sum(holds(store, one) for one in pick.sample(records, 3))
     assert num_right
     for store in stores:
-        assert store.flush(30)
+        assert flush(store)
     for folder in [one for one in path.rglob("*.kv") if one.is_dir()]:
         folder.rmdir()
     new = open_store()
@@ -312,7 +312,7 @@ def test_where_nothing_can_be_kept_nothing_is(open_store: Open, tmp_path: Path, 
     store.touch([record.key])
     store.erase([record.key])
     assert store.headers([record.key]) == []
-    assert store.flush(30)
+    assert flush(store)
     assert len(warnings(caplog)) == 1
     assert (tmp_path / "a file").read_text() == "of another"
 
@@ -324,7 +324,7 @@ def test_what_waits_is_bounded(open_store: Open, gate: Gate, monkeypatch: pytest
     for record in records[:4]:
         store.put(record, buffers(record))  # 2,000 bytes each
     gate.opened.set()
-    assert store.flush(30)
+    assert flush(store)
     assert store.written() == keys_of(records[:2])
     gate.num_failing = 1
     assert put(store, *records[2:]) == keys_of(records[3:]), "neither what was written nor what failed waits any more"

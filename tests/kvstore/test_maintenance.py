@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, flip, name_of
+from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, flip, flush, name_of
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
@@ -75,10 +75,10 @@ def test_a_stage_at_work_survives_that_all_is_removed(path: Path):
     for _ in range(2):
         for record in records:
             store.put(record, buffers(record))
-        assert store.flush(30)
+        assert flush(store)
         assert store.written() == tuple(record.key for record in records)
         assert all(store.get(record.key) for record in records)
-        assert store.flush(30)
+        assert flush(store)
         assert remove(path, None)[0] == 3
         assert not any(store.get(record.key) for record in records)
     assert store.offer() == ()

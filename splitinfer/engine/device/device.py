@@ -69,31 +69,40 @@ class DeviceSpan:
 
 @dataclass(slots=True)
 class Ticket:
-    """A launch. ``outputs``: the arrays that are evaluated when it is done. ``Device.wait`` sets ``span``."""
+    """A launch. ``outputs``: the arrays that are evaluated when it is done. ``Device.wait`` uses the rest."""
 
     outputs: Sequence[mx.array]
     launched: float
     span: DeviceSpan | None = None
-    _failure: DeviceFailed | None = None
-    _waiting: threading.Lock = field(default_factory=threading.Lock)
+    failed: DeviceFailed | None = None
+    waiting: threading.Lock = field(default_factory=threading.Lock)
 
-    def once(self, wait: Callable[[], DeviceSpan]) -> DeviceSpan:
-        """Return the span that ``wait`` returns. Only the first thread waits for the device, the others wait for that
-        thread: MLX frees a launched array's event without a lock, and reports an error to only one waiting thread.
 
-        Raises:
-            DeviceFailed: ``wait`` raised it, now or for another thread.
-        """
-        with self._waiting:
-            if self._failure is not None:
-                raise self._failure
-            if self.span is None:
-                try:
-                    self.span = wait()
-                except DeviceFailed as failure:
-                    self._failure = failure
+_OF_SUMS = "[ring]", "[jaccl]"  # the beginnings of MLX's errors for a lost peer
+
+
+def device_errors(*, of_memory: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that translates MLX's errors to DeviceFailed: errors of a failed device and for lack of
+    memory, or only the latter with ``of_memory``."""
+
+    def translating(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def guarded(*args: P.args, **named: P.kwargs) -> T:
+            try:
+                return function(*args, **named)
+            except (RuntimeError, MemoryError) as error:
+                text = " ".join(str(error).split()) or type(error).__name__
+                no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
+                if of_memory and not no_memory:
                     raise
-            return self.span
+                if text.startswith(_OF_SUMS):
+                    raise DeviceFailed(f"the other rank went away in a sum ({text:.200})", lost_rank=True) from error
+                what = "has no memory left" if no_memory else "failed"
+                raise DeviceFailed(f"the device {what} ({text:.200})", no_memory) from error
+
+        return guarded
+
+    return translating
 
 
 class Device:
@@ -108,6 +117,7 @@ class Device:
         self._lock = threading.Lock()
         self._free_at = time.monotonic()
 
+    @device_errors()
     def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
         """Launch the computation of arrays, and return its ticket.
 
@@ -123,66 +133,36 @@ class Device:
             DeviceFailed: the device failed.
         """
         launched = began if self.computes_at_launch else time.monotonic()
-        with device_errors():
-            mx.async_eval(*outputs, *pending)  # type: ignore[no-untyped-call]
+        mx.async_eval(*outputs, *pending)  # type: ignore[no-untyped-call]
         return Ticket(outputs, launched)
 
     def wait(self, ticket: Ticket) -> DeviceSpan:
-        """Wait until a launch is done, and return when the device computed it.
+        """Wait until a launch is done, and return when the device computed it. Only the first thread waits for the
+        device, the others wait for that thread: MLX frees a launched array's event without a lock, and reports an error
+        to only one waiting thread.
 
         Raises:
-            DeviceFailed: the device failed.
+            DeviceFailed: the device failed, as this thread or another one noticed.
         """
-        return ticket.once(lambda: self._wait(ticket))
+        with ticket.waiting:
+            if ticket.failed is not None:
+                raise ticket.failed
+            if ticket.span is None:
+                try:
+                    ticket.span = self._wait(ticket)
+                except DeviceFailed as failure:
+                    ticket.failed = failure
+                    raise
+            return ticket.span
 
+    @device_errors()
     def _wait(self, ticket: Ticket) -> DeviceSpan:
-        with device_errors():
-            mx.eval(*ticket.outputs)
+        mx.eval(*ticket.outputs)
         ended = time.monotonic()
         with self._lock:
             span = DeviceSpan(min(max(ticket.launched, self._free_at), ended), ended)
             self._free_at = max(self._free_at, ended)
         return span
-
-
-_OF_SUMS = "[ring]", "[jaccl]"  # the beginnings of MLX's errors for a lost peer
-
-
-class device_errors:  # noqa: N801 - used as a function
-    """Translate MLX's errors in a block or a function to DeviceFailed: errors of a failed device and for lack of
-    memory, or only the latter with ``of_memory``."""
-
-    def __init__(self, *, of_memory: bool = False) -> None:
-        self._of_memory = of_memory
-
-    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function with its errors translated."""
-
-        @wraps(function)
-        def guarded(*args: P.args, **named: P.kwargs) -> T:
-            try:
-                return function(*args, **named)
-            except (RuntimeError, MemoryError) as error:
-                self.__exit__(None, error, None)
-                raise
-
-        return guarded
-
-    def __enter__(self) -> None:
-        """Begin the block."""
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Raise DeviceFailed for an error of the device."""
-        if not isinstance(error, RuntimeError | MemoryError):
-            return
-        text = " ".join(str(error).split()) or type(error).__name__
-        no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
-        if self._of_memory and not no_memory:
-            return
-        if text.startswith(_OF_SUMS):
-            raise DeviceFailed(f"the other rank went away in a sum ({text:.200})", lost_rank=True) from error
-        what = "has no memory left" if no_memory else "failed"
-        raise DeviceFailed(f"the device {what} ({text:.200})", no_memory) from error
 
 
 # -- which device ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ is read: its input is the array, not the numbers.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -25,6 +25,7 @@ from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import Device, Ticket, default_device, round_of
 from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.launched import corner
+from splitinfer.engine.stage.loader import OnLoading
 from splitinfer.engine.stage.masking import mask_of
 from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.errors import ModelError
@@ -40,8 +41,6 @@ from splitinfer.models.rows.kv_pool import MAX_COPIED
 from splitinfer.models.rows.step import StepModel, arrays_to_evaluate, nbytes
 from splitinfer.system.gpu_roads import Road
 from splitinfer.wire.messages import Progress
-
-OnDraftLoading = Callable[[Progress], None]
 
 _CHUNK = 128  # tokens of a prompt at a time; a result that arrives meanwhile waits for them
 _FEW = 8  # tokens that are computed together with the next draft
@@ -119,7 +118,7 @@ class DraftModel:
 
     @classmethod
     def load(
-        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: OnDraftLoading
+        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: OnLoading
     ) -> Self:
         """Read the model into memory, with room for the KV of ``kv_tokens`` tokens. ``report`` receives the progress.
 
@@ -261,7 +260,7 @@ class DraftModel:
         logits = self._step.run(parts, ids, None)
         chosen = self._sampler.tokens(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
         # If the next round may read the chosen tokens, the host reads a copy of the array (``Device.launch``).
-        read, pending = (chosen + 0, (chosen,)) if self._may_go_ahead(lines) else (chosen, ())
+        read, pending = (chosen, ()) if self._device.computes_at_launch else (chosen + 0, (chosen,))
         ticket = self._device.launch((read,), pending, round_of(len(lines)), time.monotonic())
         return _Round(tuple(lines), chosen, ticket)
 

@@ -91,8 +91,8 @@ class Figures:
         self, step: StepInFlight, result: StepResult, tokens: Iterable[TokenEvent], heard: float, now: float
     ) -> None:
         """Count a step. Its result arrived at ``heard``, and its ``tokens`` go to their readers ``now``."""
-        rows, useful = self._rows(step.plan, result)
-        visits = self._visits(self._trigger(step), result.figures, heard)
+        (rows, useful), figures = self._rows(step.plan, result), tuple(result.figures)
+        visits = self._visits(self._trigger(step), figures, heard)
         gaps = [stage.add(visit, self._activity) for stage, visit in zip(self._stages, visits, strict=True)]
         self._activity.forget(min(stage.until for stage in self._stages))
         self._tell(
@@ -103,7 +103,7 @@ class Figures:
                 useful=useful,
                 gained=self._gained(tokens, now),
                 visits=visits,
-                figures=result.figures,
+                figures=figures,
                 gaps=gaps,
                 sent=self._results[-1][1],
                 heard=heard,
@@ -252,8 +252,8 @@ class Figures:
         return self._after_counting(lambda: self._totals.usual_request)
 
     def histograms(self) -> dict[str, Histogram]:
-        """Return times and sizes of requests, since the start."""
-        return self._after_counting(self._totals.read_histograms)
+        """Return copies of the histograms of requests since the start, by the names of ``totals.BOUNDS``."""
+        return self._after_counting(lambda: {name: each.copy() for name, each in self._totals.histograms.items()})
 
 
 def _new_rows(part: Slice, num_sampled: int, request: RequestRecord) -> int:

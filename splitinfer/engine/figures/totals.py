@@ -121,10 +121,6 @@ class Totals:
         count = generated.count
         return UsualRequest(generated.total / count, computed.total / count) if count else UsualRequest()
 
-    def read_histograms(self) -> dict[str, Histogram]:
-        """Return copies of the histograms, by the names of ``BOUNDS``."""
-        return {name: each.copy() for name, each in self.histograms.items()}
-
     def as_dict(self, now: float) -> dict[str, Any]:
         """Return the counters of the whole pipeline as plain numbers, for ``LLM.stats``."""
         rows = self.counts["computed_tokens"]

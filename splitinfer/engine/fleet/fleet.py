@@ -36,7 +36,6 @@ from splitinfer.wire.messages import (
     Gather,
     Half,
     Hello,
-    Load,
     Meet,
     Message,
     Met,
@@ -260,11 +259,6 @@ class Fleet:
                 with suppress(Refused):
                     return _reach(found, transport, address, timeout, options_to(known.key, self._own_key)), found
             raise
-
-    def load(self, commands: Sequence[Load]) -> None:
-        """Send every worker its Load command, so that all load at the same time."""
-        for worker, load in zip(self.workers, commands, strict=True):
-            worker.send(load)
 
     @property
     def is_whole(self) -> bool:

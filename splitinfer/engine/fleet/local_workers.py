@@ -75,11 +75,6 @@ class LocalWorker:
         )
 
     @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._process.pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
@@ -116,12 +111,10 @@ class LocalWorker:
         return line.partition(b"\n")[0]
 
     def _last_line(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)
+        if not self.ends_within(1.0):
+            return "it printed no address"
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        if self._process.returncode is None:
-            return "it printed no address"
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
     def ends_within(self, seconds: float) -> bool:

@@ -173,7 +173,8 @@ class Pipeline:
             self._pair_ranks()
             self._reach_workers(fleet, connect_timeout or self._config.connect_timeout)
             fleet.connect_ranks()
-            fleet.load([self._config.load(each.stage, self._half(each)) for each in fleet.workers])
+            for each in fleet.workers:  # all of them load at the same time
+                each.send(self._config.load(each.stage, self._half(each)))
             local = self._load_local()
             own = () if local is None else (local.begin_anew(),)
             self.ready = (*own, *fleet.await_ready(silence, meanwhile))
@@ -373,8 +374,8 @@ class Pipeline:
             return ()
         everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
         keys = [key for key in self.ready[0].kept or () if key in everywhere]
-        if self._local is not None:
-            return self._local.kept(keys)
+        if self._local is not None and self._local.disk is not None:
+            return self._local.disk.kept(keys)
         here = [each for each in self._fleet.workers if each.stage == 0 and each.spec.is_local]
         return kept_here(disk, self._config.load(0, self._half(here[0])), keys) if here else ()
 
@@ -403,8 +404,8 @@ class Pipeline:
             step.is_sent = True
             if masks is not None:
                 nothing = Finished(plan, partial(StageFigures, 0, 0.0, 0.0), None, None, ())
-                self._send_rows(group, step, nothing, masks.result())
-                step.figures = None  # the first stage's figures come with the result
+                message, parts, _ = outgoing(nothing, masks.result())  # the first stage's figures come with the result
+                self._send_next(group, message, *parts)
             return
         if masks is not None and self.layout.num_stages == 1:
             raw, masks = masks, None
@@ -428,24 +429,17 @@ class Pipeline:
         masks: Future[RawMasks] | None,
         done: Launched,
     ) -> None:
-        """Send the rows of a step that is done, or give the loop its result if there is only one stage. Runs on the
-        thread that waits for the device, if there is one. ``local``, ``group``: the runner and fleet at its launch."""
+        """Send the rows of a step that is done, and keep the first stage's figures in it, or give the loop its result
+        if there is only one stage. Runs on the thread that waits for the device, if there is one. ``local``, ``group``:
+        the runner and fleet at its launch."""
         finished, step.is_sent = local.finish(done), True
         if self.layout.num_stages == 1:
             result = StepResult(step.plan.step, finished.sampled, (finished.figures(),))
             self._put(LocalResult(result, time.monotonic(), group))
         else:
-            self._send_rows(group, step, finished, {} if masks is None else masks.result())
+            message, parts, step.figures = outgoing(finished, {} if masks is None else masks.result())
+            self._send_next(group, message, *parts)
         local.store(done)
-
-    def _send_rows(self, group: Fleet, step: StepInFlight, done: Finished, masks: RawMasks) -> None:
-        """Send a step's rows to the next stage, and keep the first stage's figures in the step.
-
-        Raises:
-            WorkerLost: the link fails.
-        """
-        message, parts, step.figures = outgoing(done, masks)
-        self._send_next(group, message, *parts)
 
     def _send_next(self, group: Fleet, message: Message, *parts: memoryview) -> None:
         """Send a message to the next stage.
@@ -463,9 +457,8 @@ class Pipeline:
             self._lost = handle
             raise handle.lost(str(error)) from error
 
-    def receive(self, event: LinkEvent | LocalResult) -> StepResult | None:
-        """Read a stage's event. Return the result of a step, or None for any other event. A worker's result lacks the
-        figures of the coordinator's own stage.
+    def receive(self, event: LinkEvent | LocalResult, oldest: StepInFlight | None) -> StepResult | None:
+        """Read a stage's event. Return the result of the ``oldest`` step, or None for any other event.
 
         Raises:
             WorkerLost, ProtocolError: the pipeline cannot go on.
@@ -492,7 +485,8 @@ class Pipeline:
             if handle is not self._fleet.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
             stages = range(int(self.layout.has_own_stage), self.layout.num_stages)
-            figures = FiguresLater(partial(read_figures, message.figures, stages))
+            read = partial(read_figures, message.figures, stages)
+            figures = FiguresLater(read if oldest is None else lambda: oldest.figures_of(read()))
             return StepResult(message.step, message.sampled, figures)
         if isinstance(message, Digest):
             self._compare(handle, message)

@@ -1,9 +1,9 @@
-"""Links between stages: opens them, runs their handshake, and turns a finished step into a message. A link uses the
-transport of the layout, or tcp if that transport is unavailable and a fallback is allowed."""
+"""Links between stages: opens them, runs their handshake, and turns a finished step into a message and back. A link
+uses the transport of the layout, or tcp if that transport is unavailable and a fallback is allowed."""
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,8 +13,8 @@ from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.versions import machine_name, own_versions
-from splitinfer.errors import PeerError
-from splitinfer.models.border.hidden_states import to_parts
+from splitinfer.errors import PeerError, ProtocolError
+from splitinfer.models.border.hidden_states import ReceivedRows, to_parts
 from splitinfer.system.gpu_roads import Road
 from splitinfer.wire.headers import Session
 from splitinfer.wire.messages import Hello, Message, NextStage, Refuse, Rows, Welcome
@@ -129,3 +129,27 @@ def outgoing(
     figures = () if before is None else (*before, packed(here))
     rows = Rows(done.plan.step, sent.spec, figures, sent.packing, tuple(masks))
     return rows, (*sent.parts, memoryview(b"".join(masks.values()))) if masks else sent.parts, here
+
+
+def payload_of(rows: Rows, frame: Frame) -> tuple[ReceivedRows | None, RawMasks]:
+    """Return the hidden states and masks that arrived with a step.
+
+    Raises:
+        ProtocolError: the payload does not match the message.
+    """
+    parts = tuple(memoryview(part) for part in frame.parts)
+    masks, parts = (parts[-1:], parts[:-1]) if rows.masked else ((), parts)
+    if (rows.tensor is not None) != bool(parts) or len(masks) != bool(rows.masked):
+        raise ProtocolError(f"step {rows.step} came with {len(frame.parts)} payloads")
+    if rows.tensor is not None and len(rows.tensor.shape) != 2:
+        raise ProtocolError(f"step {rows.step} came with hidden states of shape {rows.tensor.shape}")
+    hidden = None if rows.tensor is None else ReceivedRows(rows.tensor, rows.packing, parts)
+    return hidden, _cut(masks[0].cast("B"), rows.masked) if masks else {}
+
+
+def _cut(masks: memoryview, rows: Sequence[tuple[int, int]]) -> RawMasks:
+    """Split the bytes of all masks, and return the mask of each row."""
+    size, rest = divmod(masks.nbytes, len(rows))
+    if rest:
+        raise ProtocolError(f"{masks.nbytes:,} bytes came as {len(rows)} masks of one size")
+    return {place: masks[at * size : (at + 1) * size] for at, place in enumerate(rows)}

@@ -49,8 +49,7 @@ class Engine:
 
     ``config``: the pipeline to open. ``notice``: called with the stages' progress, from several threads. ``configure``:
     makes the scheduler's bounds once the stages are loaded, and ``draft`` makes the drafter or returns None, both on
-    the
-    engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker. ``trace``: gets every step.
+    the engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker. ``trace``: gets every step.
     ``replan``: makes a layout without workers that are away for ``leave_after`` seconds; None: requests only wait.
     """
 

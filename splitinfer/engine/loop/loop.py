@@ -18,12 +18,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from splitinfer.core.absence import Rest
 from splitinfer.core.grammar import TokenRules
 from splitinfer.core.liveness import limit_of
-from splitinfer.core.plan import FiguresLater, StepPlan, StepResult
+from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.device.steps import StepFailed
@@ -104,11 +103,6 @@ class Loop:
         self._tuned[what] = change
         change(self.scheduler)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether steps are under way."""
-        return bool(self.scheduler.in_flight)
-
     # -- a turn ------------------------------------------------------------------------------
 
     def turn(self) -> None:
@@ -126,7 +120,8 @@ class Loop:
         if plan is not None:
             self._launch(plan)
             self.scheduler.learn()  # while the device computes
-        self._watch_machine()  # after the launch, so that the device does not wait for it
+        # Behind the launch, so that the device does not wait for it.
+        self._housekeeping.watch_machine(is_needed=bool(self.requests))
         # This turn may have handled an event that asks for another cut.
         if plan is None and not self.wanted and not (self._drafting is not None and self.scheduler.proposals()):
             self._idle()
@@ -164,7 +159,7 @@ class Loop:
 
     def settle(self) -> None:
         """Wait for the results of all steps in flight, and launch none. Raises as ``turn``."""
-        while self.is_waiting:
+        while self.scheduler.in_flight:
             self._use_idle_time()
             self._handle(self._next_event())
             self.requests.tell()
@@ -184,7 +179,7 @@ class Loop:
     def _handle(self, event: StageEvent | Call) -> None:
         """Handle one event."""
         if isinstance(event, LinkEvent | LocalResult):
-            if (result := self._pipeline.receive(event)) is not None:
+            if (result := self._pipeline.receive(event, self.scheduler.oldest)) is not None:
                 self._take_result(result, event.at)
         elif isinstance(event, StepFailed):
             event.raise_if_due()
@@ -194,9 +189,6 @@ class Loop:
     def _take_result(self, result: StepResult, heard: float) -> None:
         """Take the result of the oldest step."""
         step, now = self.scheduler.oldest, time.monotonic()
-        if step is not None and self._pipeline.layout.num_stages > 1:
-            figures = FiguresLater(partial(step.figures_of, result.figures))
-            result = StepResult(result.step, result.sampled, figures)
         events = self.scheduler.update(result, heard)
         assert step is not None, "the scheduler took the result of a step"
         self._answered_at = now
@@ -251,29 +243,22 @@ class Loop:
             SplitinferError: no event arrived, and the oldest step is overdue.
         """
         while True:
-            event = self._housekeeping.next_event(self._until_next_look())
+            deadline = self.scheduler.deadlines.next  # a request ends then
+            within = _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
+            event = self._housekeeping.next_event(within)
             if event is not None:
                 return event
             if self.requests.expire():
                 return _nothing
-            self._watch_machine()
+            self._housekeeping.watch_machine(is_needed=bool(self.requests))
             self._watch_workers()
             oldest = self.scheduler.oldest
             if oldest is not None:
                 limit = limit_of(self.scheduler.predicted(oldest.plan))
                 if oldest.is_stuck(limit, self._answered_at, time.monotonic()):
                     raise self._stuck(oldest, limit)
-            if not self.is_waiting and self.scheduler.prefix_cache.files.ask():
+            elif self.scheduler.prefix_cache.files.ask():
                 return _nothing  # the next turn plans a step that asks the stages
-
-    def _until_next_look(self) -> float:
-        """Return the seconds until the loop must look for a stuck step or end a request at its deadline."""
-        deadline = self.scheduler.deadlines.next
-        return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
-
-    def _watch_machine(self) -> None:
-        """Keep the machine awake while requests are open, and report this process's memory to the other processes."""
-        self._housekeeping.watch_machine(is_needed=bool(self.requests))
 
     def _watch_workers(self) -> None:
         """Log, once for each silence, that a worker is silent while its machine answers."""

@@ -163,11 +163,6 @@ def remembered(name: str, question: Question) -> MachineProfile | None:
     return None
 
 
-def profiles_folder() -> Path:
-    """Return the folder of saved profiles."""
-    return caches() / "profiles"
-
-
 def _path(question: Question) -> Path:
     file, emulated = emulated_machine(), ""
     if file is not None:
@@ -175,7 +170,7 @@ def _path(question: Question) -> Path:
             emulated = file.read_text(encoding="utf-8")
         emulated = emulated or str(file)
     depends_on = [VERSION, machine_name(), device_name(), emulated, repr(own_versions()), question.shape()]
-    return profiles_folder() / f"{hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:32]}.json"
+    return caches() / "profiles" / f"{hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:32]}.json"
 
 
 def measure_machine(

@@ -17,17 +17,16 @@ from splitinfer.models.rows.kv_pool import KVPool
 
 class Commands:
     """Carries out commands on a stage's ``pool``, ``histories`` and ``disk``, and its ``tower`` for pictures.
-    ``waits``:
-    whether to wait until copies are computed; otherwise they are computed with the step. ``agree``: given which
-    fetches succeeded here, returns which succeeded on all machines of the stage."""
+    ``waits``: whether to wait until copies are computed; otherwise they are computed with the step. ``agree``: given
+    which fetches succeeded here, returns which succeeded on all machines of the stage."""
 
     def __init__(
         self,
         pool: KVPool,
         histories: dict[int, History],
         disk: StageDisk | None,
-        tower: PictureTower | None = None,
-        agree: Callable[[list[bool]], list[bool]] = list,
+        tower: PictureTower | None,
+        agree: Callable[[list[bool]], list[bool]],
         *,
         waits: bool,
     ) -> None:
@@ -109,13 +108,3 @@ class Commands:
             save.block_id: chained(save.parent, save.tokens) for save, _ in found if save.block_id not in dropped
         }
         return found if self._waits else [(save, block.for_host()) for save, block in found]
-
-    def store(self, applied: Applied) -> None:
-        """Write saved blocks to disk in the background, once they are computed."""
-        if self._disk is not None:
-            for save, block in applied.for_disk:
-                self._disk.write(save, block)
-
-    def written(self) -> tuple[Key, ...]:
-        """Return the keys of the blocks written to disk since the last call."""
-        return () if self._disk is None else self._disk.written()

@@ -40,7 +40,7 @@ class StepGraph:
         found = [] if self.hidden is None else [self.hidden]
         found += [] if self.packed is None else self.packed.arrays()
         for choice in self.choices:
-            found += choice.arrays()
+            found += [choice.tokens, choice.logprobs]
         found += [scores.logprobs for scores in self.scores]
         return found + [corner(array) for array in [*also, *self.pending][-1:]]
 
@@ -56,7 +56,7 @@ class Applied:
     """The results of a plan's commands, other than its slices.
 
     pending: arrays to compute with the step.
-    for_disk: blocks for ``store``. Their arrays are among the step's outputs, because later launches read the pool's.
+    for_disk: blocks to write. Their arrays are among the step's outputs, because later launches read the pool's.
     fetching, lacking: as in ``StageFigures``.
     bytes_copied, copying: the bytes of stored KV that were copied for sequences that begin with it, and the seconds;
         0 seconds if the step includes them.
@@ -87,11 +87,6 @@ class Launched:
     def seq_ids(self) -> list[int]:
         """The sequences whose arrays it writes: the sequences of its slices, and new ones that begin with stored KV."""
         return [*(part.seq_id for part in self.slices), *(new.seq_id for new in self.plan.new if new.blocks)]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether a thread has waited for it. The drafts after it may still be in flight."""
-        return self.ticket.span is not None
 
 
 @dataclass(frozen=True, slots=True)

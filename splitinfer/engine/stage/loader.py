@@ -7,12 +7,11 @@ The needed and the free memory are reported before anything is read.
 
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS
 from splitinfer.core.plan import TensorSpec
@@ -119,10 +118,6 @@ class LoadedStage:
         stored = counted_bytes(self.need.kv_stored, self.arrays_per_block, free, resource_limit())
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept, sum_seconds=sum_seconds)
 
-    def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-        """Return the blocks of these keys that are on this stage's disk, with their tokens."""
-        return () if self.disk is None else self.disk.kept(keys)
-
     def rest(self) -> None:
         """Forget all sequences and announce the stage as idle, until ``begin_anew``."""
         self.runner.reset()
@@ -159,8 +154,7 @@ def load(
     join: Join = _alone,
 ) -> LoadedStage:
     """Load a stage. ``name``: the stage's name, for messages. ``disk``: where to store KV, if the command asks for
-    that.
-    ``source``: where weights come from; ``None``: this machine and the hub. ``join``: meets the other rank.
+    that. ``source``: where weights come from; ``None``: this machine and the hub. ``join``: meets the other rank.
 
     Raises:
         ModelError: the model is not available, has other weights, cannot be cut there, or does not fit.

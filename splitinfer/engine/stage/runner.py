@@ -18,7 +18,6 @@ from splitinfer.core.codecs import NONE
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.engine.device.device import Device, DeviceSpan, Ticket, Work, device_errors, round_of
-from splitinfer.engine.stage.checks import check_plan, check_rows
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
@@ -28,7 +27,7 @@ from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks, with_ma
 from splitinfer.engine.stage.outcomes import TrialOutcome
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps, Snapshot
 from splitinfer.engine.stage.sampler import Sampler, read, read_scores, scored
-from splitinfer.errors import DeviceFailed
+from splitinfer.errors import DeviceFailed, ProtocolError
 from splitinfer.models.border.hidden_states import PackedRows, ReceivedRows
 from splitinfer.models.caches.rows import SequenceRows
 from splitinfer.models.cut.cut import StageModel
@@ -58,11 +57,10 @@ class StageRunner:
         group: Pair | None = None,
     ) -> None:
         self._model, self._stage, self.device = model, stage, device
-        self._is_rank = group is not None
         self._step = StepModel(model)
         self.pool = KVPool(model)
         self.rolls_back = True  # whether the states of its layers can be rolled back within blocks of drafts
-        self._sampler, self._tower = Sampler(vocab_size), model.tower
+        self._sampler, self._disk = Sampler(vocab_size), disk
         self._vocab_size = vocab_size
         self._drafter = None if model.heads is None else HeadDrafter(model.heads, self._sampler)
         self._num_ids = model.num_embeddings
@@ -108,12 +106,17 @@ class StageRunner:
     # -- steps ---------------------------------------------------------------------------------
 
     def check(self, plan: StepPlan, longest: int) -> None:
-        """Check a peer's plan, before its rows arrive. ``longest``: the largest number of tokens of a sequence.
+        """Check a peer's plan, before its rows arrive. ``longest``: the tokens of the longest sequence that has room.
 
         Raises:
-            ProtocolError: the plan does not fit this stage.
+            ProtocolError: the stage cannot carry out the plan. Peers are not trusted: this ends the session.
         """
-        check_plan(plan, self._num_ids, longest)
+        if any(part.end > longest for part in plan.slices):
+            raise ProtocolError(f"step {plan.step} goes beyond the {longest:,} tokens that the stage has room for")
+        known = range(2**31 if self._num_ids is None else self._num_ids)
+        unknown = next((t for part in plan.slices for t in (*part.token_ids, *part.scored) if t not in known), None)
+        if unknown is not None:
+            raise ProtocolError(f"step {plan.step} has token id {unknown}, and the model has {len(known):,}")
 
     def read_masks(self, masks: RawMasks) -> Masks | None:
         """Return the masks that a step brought. Return None if there are none, or if this is not the last stage.
@@ -146,13 +149,17 @@ class StageRunner:
             DeviceFailed: the device failed.
         """
         began = time.monotonic()
-        check_rows(plan, hidden, self._stage, rows_each=self._model.rows_in)
+        rows, wanted = 0 if hidden is None else hidden.shape[0], plan.num_tokens * self._model.rows_in
+        if rows != wanted:
+            raise ProtocolError(
+                f"step {plan.step} has {rows} hidden states for stage {self._stage}, which takes {wanted}"
+            )
         received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
         prepared = self._prepared.take(plan, received, masks)
         applied = self._commands.apply(plan)
         if prepared is None:
-            rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
-            slices, parts, graph = self._graph_of(plan, rows, masks)
+            hidden = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
+            slices, parts, graph = self._graph_of(plan, hidden, masks)
             outputs, pending = graph.outputs(applied.pending), [*applied.pending, *graph.pending]
             graph = replace(graph, pending=())  # a reference to these arrays would make the next step copy them
         else:
@@ -198,7 +205,8 @@ class StageRunner:
 
     def _end_first(self, slices: tuple[Slice, ...], under_way: Sequence[Launched]) -> None:
         """Wait for steps in flight if launching now would copy too many of the arrays that they write."""
-        in_flight = [step for step in under_way if not step.is_done] if under_way else []
+        # A thread has waited for the other steps; drafts after them may still be in flight.
+        in_flight = [step for step in under_way if step.ticket.span is None] if under_way else []
         if in_flight:
             step = [part.seq_id for part in slices]
             first = self.pool.must_end_first(step, [each.seq_ids for each in in_flight])
@@ -210,7 +218,7 @@ class StageRunner:
     ) -> tuple[tuple[Slice, ...], list[SequenceRows], StepGraph]:
         """Build the graph of a plan; return the slices that are computed here, their parts, and the graph."""
         slices, hidden = self._without_rejected(plan, hidden)
-        hidden = hidden if self._tower is None else self._tower.rows(slices)
+        hidden = hidden if self._model.tower is None else self._model.tower.rows(slices)
         parts, rows = [], list[Row]()
         for part in slices:
             caches = self.pool.at(part.seq_id, part.start)
@@ -348,7 +356,9 @@ class StageRunner:
 
     def store(self, launched: Launched) -> None:
         """Write a finished step's saved blocks to disk, in the background. Call after its results are sent."""
-        self._commands.store(launched.applied)
+        if self._disk is not None:
+            for save, block in launched.applied.for_disk:
+                self._disk.write(save, block)
 
     def _figures(self, launched: Launched, span: DeviceSpan) -> Callable[..., StageFigures]:
         """Return what makes the figures of a step, with the keys of the blocks written to disk since the previous
@@ -364,6 +374,6 @@ class StageRunner:
             rows=sum(len(part.token_ids) for part in launched.slices),
             fetching=applied.fetching,
             lacking=applied.lacking,
-            written=self._commands.written(),
+            written=() if self._disk is None else self._disk.written(),
             **({} if experts is None else experts.take_counts()),
         )

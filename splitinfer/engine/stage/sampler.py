@@ -46,10 +46,6 @@ class TokenChoice:
     tokens: mx.array
     logprobs: mx.array
 
-    def arrays(self) -> list[mx.array]:
-        """Return the arrays to evaluate."""
-        return [self.tokens, self.logprobs]
-
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
@@ -105,17 +101,13 @@ _Tail = Callable[..., _Outputs]
 
 
 class Sampler:
-    """Chooses tokens. ``vocab_size``: the number of tokens that noise is drawn for. ``compiled``: ``None``: on a GPU.
-
-    ``num_traced``: how many times a function was traced, which is once for each compilation.
-    """
+    """Chooses tokens. ``vocab_size``: the number of tokens that noise is drawn for. ``compiled``: None: on a GPU."""
 
     def __init__(self, vocab_size: int, *, compiled: bool | None = None) -> None:
         self._vocab_size = vocab_size
         self._compiled = on_gpu() and Road.COMPILED_SAMPLER.is_open if compiled is None else compiled
         self._tail = lru_cache(_MAX_TAILS)(self._make_tail)
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
-        self.num_traced = 0
 
     def choose(self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None = None) -> list[TokenChoice]:
         """Build the graph that chooses a token for each row, without evaluating it.
@@ -153,7 +145,6 @@ class Sampler:
         """Return the function for rows of this structure."""
 
         def tail(logits: mx.array, *arrays: mx.array) -> _Outputs:
-            self.num_traced += 1
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             scores = self._scores(logprobs, structure, _Data(*arrays)) if structure.samples else logprobs
             tokens = mx.argmax(scores, axis=-1)

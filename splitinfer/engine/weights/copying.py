@@ -337,17 +337,13 @@ class WeightReader:
         try:
             return connect(address, timeout=timeout, options=options)
         except LinkRefused as error:
-            remedy = (
-                ""
-                if options.security is None
-                else f"; admit this machine there: splitinfer pair {options.security.own.public}"
-            )
+            own = None if options.security is None else options.security.own.public
+            remedy = "" if own is None else f"; admit this machine there: splitinfer pair {own}"
             raise Refused(f"{self.peer} cannot be asked for weights: {error}{remedy}") from error
-        except LinkTimeout as error:
-            why = error if error.unreachable is None else explain_here(error.unreachable)
-            raise WorkerUnreachable(f"{self.peer} cannot be asked for weights: {why}") from error
         except TransportError as error:
-            raise WorkerUnreachable(f"{self.peer} cannot be asked for weights: {error}") from error
+            unreachable = error.unreachable if isinstance(error, LinkTimeout) else None
+            why = error if unreachable is None else explain_here(unreachable)
+            raise WorkerUnreachable(f"{self.peer} cannot be asked for weights: {why}") from error
 
     def send(self, message: Message) -> None:
         """Send a message, as ``WeightChannel.send``."""
@@ -372,12 +368,8 @@ class WeightReader:
             f"{self.peer} is gone: {error}; what was copied until then stays, and the next try goes on from it"
         )
 
-    def close(self) -> None:
-        """Close the link."""
-        self._link.close("nothing more is wanted")
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._link.close("nothing more is wanted")

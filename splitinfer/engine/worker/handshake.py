@@ -195,15 +195,14 @@ class Acceptor:
         if hello.role == "reader":
             return self._readers.reason_against
         with self._lock:
-            busy = self._owner is not None and self._owner.link.closed is None
+            owner = None if self._owner is None or self._owner.link.closed is not None else self._owner
             if hello.role in ("upstream", "probe"):
-                belongs = busy and self._owner is not None and self._owner.session_id == hello.session
+                belongs = owner is not None and owner.session_id == hello.session
                 return None if belongs else "this worker does not belong to that pipeline"
             if hello.role != "coordinator":
                 return f"a worker accepts no peer in the role {hello.role!r:.40}"
-            if busy and self._owner is not None:
-                owner = f"{self._owner.name} ({self._owner.link.address})"
-                return f"the worker is busy with {owner}; try again when it is done"
+            if owner is not None:
+                return f"the worker is busy with {owner.name} ({owner.link.address}); try again when it is done"
             self._owner = connection
             self._access.begin(hello.upstream_key)
         self._warn_of_copied_key(connection)

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.profiling.measure import answer
-from splitinfer.engine.stage.loader import Join, LoadedStage, free_memory, load
+from splitinfer.engine.stage.loader import LoadedStage, free_memory, load
 from splitinfer.engine.weights.answering import Running
 from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.ranks import join_ranks
@@ -46,12 +47,6 @@ class StageHolder:
         stage = self.stage
         return () if stage is None else ((stage.checkpoint, stage.command.model),)
 
-    def loaded(self) -> LoadedStage:
-        """Return the stage. Raises ProtocolError if no stage is loaded."""
-        if self.stage is None:
-            raise ProtocolError("a step came before the stage was loaded")
-        return self.stage
-
     def load(self, connection: Connection, command: Load, weights: Weights) -> None:
         """Load the stage that a coordinator asks for, unless it is loaded already, and reply to the coordinator."""
         if self._model is not None:
@@ -69,23 +64,21 @@ class StageHolder:
     def _load_anew(self, connection: Connection, command: Load, weights: Weights) -> LoadedStage:
         with weights.source(connection) as source:
             try:
-                return load(command, self._name, _reporter(connection), self._disk, source, self._join(weights))
+                join = partial(self._join, weights)
+                return load(command, self._name, _reporter(connection), self._disk, source, join)
             except LinkClosed:
                 raise Abandoned from None
 
-    def _join(self, weights: Weights) -> Join:
-        def join(half: Half) -> Pair:
-            """Return the group with the other rank, joined now or for an earlier stage of this process."""
-            self._group = self._group or join_ranks(half, weights.gather)
-            return self._group
-
-        return join
+    def _join(self, weights: Weights, half: Half) -> Pair:
+        """Return the group with the other rank, joined now or for an earlier stage of this process."""
+        self._group = self._group or join_ranks(half, weights.gather)
+        return self._group
 
     def meet(self, connection: Connection, half: Half, weights: Weights) -> None:
         """Meet another rank, and send the coordinator the seconds of sums with it."""
         with _refusing(connection):
             with weights.source(connection):
-                group = self._join(weights)(half)
+                group = self._join(weights, half)
             few, many = (group.seconds(num_bytes // 4) for num_bytes in _SUMS)
             connection.send(Met(((_SUMS[0], few), (_SUMS[1], max(few, many)))))
 

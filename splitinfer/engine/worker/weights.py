@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from splitinfer.engine.links.connection import Connection, options_to
+from splitinfer.engine.links.connection import CONNECT_TIMEOUT, Connection, options_to
 from splitinfer.engine.stage.loader import WeightSource
 from splitinfer.engine.weights.answering import Readers, Running, find_anywhere
 from splitinfer.engine.weights.copying import WeightReader
@@ -55,7 +55,6 @@ class ControlChannel:
         return self._connection.receive(item), [memoryview(part) for part in item.parts]
 
 
-_CONNECT_TIMEOUT = 10.0  # seconds to reach another worker
 _SERVING_SECONDS = 5.0  # the time after a step in which another one may arrive at any moment
 
 
@@ -82,8 +81,7 @@ class Weights:
 
     @contextmanager
     def source(self, connection: Connection) -> Iterator[WeightSource | None]:
-        """Give the source of a stage's weights while the block loads it for the coordinator on ``connection``;
-        ``None``:
+        """Give the source of a stage's weights while the block loads it for the coordinator on ``connection``; None:
         this machine and the hub."""
         self.channel = channel = ControlChannel(connection)
         try:
@@ -105,4 +103,4 @@ class Weights:
 
     def _reader(self, peer: Peer) -> WeightReader:
         """Open a link to another worker that may have weights."""
-        return WeightReader(peer.address, options_to(peer.key, self._own_key), _CONNECT_TIMEOUT, peer.name)
+        return WeightReader(peer.address, options_to(peer.key, self._own_key), CONNECT_TIMEOUT, peer.name)

@@ -36,9 +36,8 @@ from splitinfer.common.plain_text import plain
 from splitinfer.core.plan import StepPlan
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping
-from splitinfer.engine.links.connection import Connection, open_connection, outgoing
+from splitinfer.engine.links.connection import Connection, open_connection, outgoing, payload_of
 from splitinfer.engine.links.probe import probe_next, reply_to
-from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.stage.masking import RawMasks
@@ -188,23 +187,18 @@ class Worker:
 
     def _next_event(self) -> Event | StepFailed | str | None:
         """Build graphs of likely steps until an event arrives, and return the event. Return None if none arrived before
-        the machine may sleep again."""
-        runner = None if self._holder.stage is None else self._holder.stage.runner
+        the machine may sleep again.
+
+        The machine stays awake while a coordinator is connected. Open requests are not the criterion: if the machine
+        sleeps between two requests, its coordinator loses it and cannot wake it. A coordinator that sleeps itself falls
+        silent, and then the session ends."""
         try:
-            self._watch_machine()
-            if runner is not None:
-                self._housekeeping.build_ahead(runner)
+            self._housekeeping.watch_machine(is_needed=self._owner is not None)
+            self._housekeeping.build_ahead(None if self._holder.stage is None else self._holder.stage.runner)
             release = None if self._owner is not None else self._housekeeping.until_release()
             return self._housekeeping.next_event(release)
         except Exception as error:  # noqa: BLE001 - ends the session, as an error in an event does
             return StepFailed(error, lambda: False)
-
-    def _watch_machine(self) -> None:
-        """Keep the machine awake while a coordinator is connected, and report this process's memory to other processes.
-
-        Open requests are not the criterion: if the machine sleeps between two requests, its coordinator loses it and
-        cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
-        self._housekeeping.watch_machine(is_needed=self._owner is not None)
 
     def _on_item(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
         """Handle one frame, or a link's end."""
@@ -250,7 +244,7 @@ class Worker:
         if owner is not self._owner:
             self._end_session("another coordinator connected")
             self._owner = owner
-            self._watch_machine()  # loading takes minutes
+            self._housekeeping.watch_machine(is_needed=True)  # loading takes minutes
             log.info("serving %s (%s)", owner.name, owner.link.address)
         if connection is not owner:
             self._guests[connection.role] = connection
@@ -286,10 +280,24 @@ class Worker:
 
     # -- steps -------------------------------------------------------------------------------
 
+    def _stage_for(self, frame: Frame) -> LoadedStage:
+        """Return the stage for a step's frame. The first of two ranks sends the frame on to the other one, unchanged.
+        Raises ProtocolError, PeerError."""
+        stage = self._holder.stage
+        if stage is None:
+            raise ProtocolError("a step came before the stage was loaded")
+        if stage.command.passes_on:
+            if self._downstream is None:
+                raise ProtocolError("a step came before the next stage was connected")
+            try:
+                self._downstream.link.send(frame)
+            except TransportError as error:
+                raise PeerError(f"{self.name} lost the other rank: {error}") from error
+        return stage
+
     def _take_picture(self, message: Shown, frame: Frame) -> None:
         """Keep a picture until the next plan's sequences hold it."""
-        if self._holder.loaded().command.passes_on:
-            self._pass_on(frame)
+        self._stage_for(frame)
         try:
             (part,) = frame.parts
             rgb = np.frombuffer(bytes(part), np.uint8).reshape(*message.size, 3)
@@ -299,9 +307,7 @@ class Worker:
 
     def _take_plan(self, message: Plan, frame: Frame, received: float) -> None:
         """Check a plan, and launch it if it needs no rows."""
-        stage = self._holder.loaded()
-        if stage.command.passes_on:
-            self._pass_on(frame)
+        stage = self._stage_for(frame)
         stage.runner.check(message.plan, stage.command.longest)
         if len(self._waiting) == _MOST_WAITING:
             raise ProtocolError(f"{_MOST_WAITING} plans wait for their rows already")
@@ -312,9 +318,7 @@ class Worker:
 
     def _take_rows(self, rows: Rows, frame: Frame, received: float) -> None:
         """Launch the oldest waiting plan with its rows. Raises ProtocolError if the rows are for another step."""
-        stage = self._holder.loaded()
-        if stage.command.passes_on:
-            self._pass_on(frame)
+        stage = self._stage_for(frame)
         if not self._waiting or self._waiting[0].step != rows.step:
             raise ProtocolError(f"the rows of step {rows.step} came, and no plan waits for them")
         self._launch(stage, self._waiting.popleft(), *payload_of(rows, frame), rows.figures, received)
@@ -356,15 +360,6 @@ class Worker:
             following.send(message, *parts)
         except TransportError as error:
             raise PeerError(f"{self.name} lost the next stage: {error}") from error
-
-    def _pass_on(self, frame: Frame) -> None:
-        """Send a received frame on to the other rank, unchanged."""
-        if self._downstream is None:
-            raise ProtocolError("a step came before the next stage was connected")
-        try:
-            self._downstream.link.send(frame)
-        except TransportError as error:
-            raise PeerError(f"{self.name} lost the other rank: {error}") from error
 
     def _send(
         self,

@@ -73,13 +73,11 @@ def test_one_thread_waits_for_a_launch_and_the_others_for_it(fails: bool, monkey
     ],
 )  # fmt: skip
 def test_what_mlx_raises_becomes_one_sentence(error: Exception, text: str, no_memory: bool) -> None:
-    with pytest.raises(DeviceFailed, match=f"the device (has )?{text}") as caught, device_errors():
-        raise error
-    assert caught.value.no_memory == no_memory
-
-    @device_errors(of_memory=True)
     def failing() -> None:
         raise error
 
+    with pytest.raises(DeviceFailed, match=f"the device (has )?{text}") as caught:
+        device_errors()(failing)()
+    assert caught.value.no_memory == no_memory
     with pytest.raises(DeviceFailed if no_memory else type(error)):
-        failing()
+        device_errors(of_memory=True)(failing)()

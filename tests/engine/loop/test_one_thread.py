@@ -83,7 +83,7 @@ class Toy:
         result = replace(self.stage.run(step.plan), figures=figures)
         self._put(LocalResult(result, now, cast("Any", self)))
 
-    def receive(self, event: LocalResult) -> object:
+    def receive(self, event: LocalResult, _oldest: object) -> object:
         return event.result
 
     def kept(self) -> tuple[()]:

@@ -20,13 +20,13 @@ from splitinfer.engine.profiling.measure import (
     described,
     measure_machine,
     profile_here,
-    profiles_folder,
 )
 from splitinfer.engine.stage import runner
 from splitinfer.errors import ProtocolError
 from splitinfer.machine.profile import MachineProfile
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.places import caches
 from tests.emulation import device
 
 FILE = """
@@ -227,7 +227,7 @@ def test_a_machine_is_measured_once(question: Question, counted: list[str]):
     profile_here("again", question, ignore, again=True)
     profile_here("half", Question("m", question.checkpoint, "float16"), ignore)
     assert counted == ["mini", "again", "half"]
-    for file in profiles_folder().iterdir():
+    for file in (caches() / "profiles").iterdir():
         file.write_text('{"name": 3, "layers": {}}')
     for _ in range(2):
         profile_here("damaged", question, ignore)
@@ -235,8 +235,8 @@ def test_a_machine_is_measured_once(question: Question, counted: list[str]):
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing(question: Question, counted: list[str]):
-    profiles_folder().parent.mkdir(parents=True)
-    profiles_folder().write_text("a file in its place")
+    caches().mkdir(parents=True)
+    (caches() / "profiles").write_text("a file in its place")
     for _ in range(2):
         profile_here("a", question, ignore)
     assert len(counted) == 2

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,7 @@ from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.masking import mask_of
-from splitinfer.engine.stage.sampler import Sampler, read
+from splitinfer.engine.stage.sampler import Sampler, read, reported
 from splitinfer.models.library.graph import uncompiled
 
 VOCAB = 97
@@ -85,14 +86,18 @@ def test_filters_are_mlx_lms(temperature: float, dtype: mx.Dtype):
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "min_p": 0.1, "top_k": 7, "logprobs": 3}], ids=str)
-def test_twenty_settings_are_compiled_once_for_each_number_of_rows(filters: dict[str, Any]):
+def test_twenty_settings_are_compiled_once_for_each_number_of_rows(
+    filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
     """A function is traced when it is called with constants or shapes for which it was not compiled yet."""
+    traced = Mock(wraps=reported)
+    monkeypatch.setattr("splitinfer.engine.stage.sampler.reported", traced)
     sampler = Sampler(VOCAB, compiled=True)
     for i in range(20):
         values = {name: value + i / 300 if name in ("top_p", "min_p") else value for name, value in filters.items()}
         params = SamplingParams(temperature=0.1 + i / 10, **values)
         sampler.choose(made_up(1 + i % 2), [row(params, position=at) for at in range(1 + i % 2)])
-    assert sampler.num_traced == 2
+    assert traced.call_count == 2
 
 
 @pytest.mark.parametrize(("penalty", "num_recent"), [(0.7, 7), (1.3, REPETITION_CONTEXT), (2.0, 1)])

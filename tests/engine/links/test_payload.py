@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from splitinfer.core.plan import TensorSpec
-from splitinfer.engine.stage.checks import payload_of
+from splitinfer.engine.links.connection import payload_of
 from splitinfer.engine.stage.masking import read_masks
 from splitinfer.errors import ProtocolError
 from splitinfer.wire.messages import Rows
