@@ -361,7 +361,18 @@ def _parts(cache: Cache) -> Iterator[Cache]:
 
 def arrays_of(cache: Cache) -> list[mx.array]:
     """Return every array in a cache."""
-    return [] if cache.empty() else [leaf for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
+    return [] if cache.empty() else arrays_within(cache.state)
+
+
+def arrays_within(value: Any) -> list[mx.array]:
+    """Return every array in nested lists, tuples and dictionaries, without the paths that ``tree_flatten`` makes."""
+    if isinstance(value, mx.array):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [array for each in value for array in arrays_within(each)]
 
 
 def kind_of(cache: Cache) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from mlx.utils import tree_map
 
 from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.core.picture import Picture, grid_positions
-from splitinfer.models.caches.caches import Cache, CachePlace, arrays_of, trim
+from splitinfer.models.caches.caches import Cache, CachePlace, arrays_of, arrays_within, trim
 from splitinfer.models.caches.growing import fitted
 from splitinfer.models.caches.quantised import attention
 from splitinfer.models.memory import on_gpu
@@ -205,8 +205,7 @@ class Cohort:
 
     def arrays(self) -> list[mx.array]:
         """Return all stored arrays."""
-        stored = [one for kv in self._kv.values() for one in kv]
-        return [array for one in stored for array in (one if isinstance(one, tuple) else (one,))]
+        return arrays_within(self._kv)
 
     def view(self, member: SequenceCaches, place: int) -> Cache:
         """Return a member's keys and values at a place without copying, for reading until the next step."""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any, cast
 
 import mlx.core as mx
@@ -51,12 +51,18 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """Parts that attend in one call: rows [first, last) of the step. ``cohort``: their cohort, if they are several."""
+    """Parts that attend in one call: rows of the step from ``first`` on. ``cohort``: theirs, if they are several."""
 
     parts: tuple[SequenceRows, ...]
     first: int
-    last: int
     cohort: Cohort | None = None
+
+    def apart(self) -> "Iterator[RowsCall]":
+        """Yield a call for each part."""
+        first = self.first
+        for part in self.parts:
+            yield RowsCall((part,), first)
+            first += part.count
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,19 @@ class RowStep:
 
     groups: tuple[RowsCall, ...]
     masks: dict[Any, "RowMask"] = field(default_factory=dict)
+    _calls: dict[bool, list[RowsCall]] = field(default_factory=dict)  # by whether cohorts hold a place
+
+    def calls(self, place: int) -> list[RowsCall]:
+        """Return the calls of attention at a place of the cache list: one for each cohort that holds it, and one for
+        each other part."""
+        shared = place in self._places
+        if shared not in self._calls:
+            self._calls[shared] = [call for group in self.groups for call in ([group] if shared else group.apart())]
+        return self._calls[shared]
+
+    @cached_property
+    def _places(self) -> Sequence[int]:
+        return next((group.cohort.places for group in self.groups if group.cohort is not None), ())
 
     @property
     def parts(self) -> Iterator[SequenceRows]:
@@ -113,12 +132,12 @@ class RowMask(ByPart):
 
 @dataclass(slots=True)
 class NewKV:
-    """A placeholder for the keys or values that a layer stores, until its attention reads them. ``fetched``: by first
-    row, all keys and values of each part or cohort once the new ones are stored; another layer may attend to them."""
+    """A placeholder for the keys or values that a layer stores, until its attention reads them. ``fetched``: all keys
+    and values of each call once the new ones are stored; another layer may attend to them."""
 
     cache: Any  # its ``attend`` stores them
     array: mx.array
-    fetched: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
+    fetched: list[tuple[Any, Any]] | None = None
 
 
 class RowCache:
@@ -164,11 +183,9 @@ class RowCache:
         key = (self._index, self._within, tuple(asked.items()))
         if key not in self.step.masks:
             made = list[Any]()
-            for group in self.step.groups:
-                is_shared = group.cohort is not None and self._index in group.cohort.places
-                apart = group.parts[:1] if is_shared else group.parts
-                masks = [self.of(part).make_mask(part.count, **asked) for part in apart]
-                made += masks * len(group.parts) if is_shared else masks
+            for call in self.step.calls(self._index):
+                first = call.parts[0]
+                made += [self.of(first).make_mask(first.count, **asked)] * len(call.parts)
             self.step.masks[key] = RowMask(tuple(made))
         return self.step.masks[key]
 
@@ -179,31 +196,31 @@ class RowCache:
     def attend(
         self, queries: mx.array, keys: NewKV, values: NewKV, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """Return [T, heads, 1, d]: each group's attention over its own keys and values, including the new ones."""
+        """Return [T, heads, 1, d]: each call's attention over its own keys and values, including the new ones."""
         if mask is not None and not isinstance(mask, RowMask):
             raise NotByRows("the model made a mask of its own")
-        groups, outputs = self.step.groups, list[mx.array]()
+        calls = self.step.calls(self._index)
+        if keys.fetched is None:
+            new = zip(calls, _cut(keys.array, calls), _cut(values.array, calls), strict=True)
+            keys.fetched = [self._store(*one) for one in new]
         masks = iter(mask.by_part) if mask is not None and mask.hides else None
-        for group in groups:
-            rows, first, cohort = slice(group.first, group.last), group.first, group.cohort
-            own = repeat(None) if masks is None else tuple(islice(masks, len(group.parts)))
-            if cohort is not None and self._index in cohort.places:
-                if masks is not None and any(one is not None for one in own):
-                    raise NotByRows("the model masks single rows over plain keys and values")
-                q, k, v = queries, keys.array, values.array
-                if len(groups) > 1:
-                    q, k, v = q[rows], k[rows], v[rows]
-                if first not in keys.fetched:
-                    keys.fetched[first] = cohort.store(self._index, k, v)
-                outputs.append(cohort.attend(q, *keys.fetched[first], scale, sinks))
-                continue
-            for part, part_mask in zip(group.parts, own, strict=False):
-                rows = slice(first, first := first + part.count)
-                if rows.start not in keys.fetched:
-                    new = (array[rows].transpose(2, 1, 0, 3) for array in (keys.array, values.array))
-                    keys.fetched[rows.start] = self.of(part).update_and_fetch(*new)
-                outputs.append(_attend(part, queries[rows], *keys.fetched[rows.start], scale, part_mask, sinks))
+        outputs = list[mx.array]()
+        for call, q, fetched in zip(calls, _cut(queries, calls), keys.fetched, strict=True):
+            own = [None] if masks is None else [*islice(masks, len(call.parts))]
+            if call.cohort is None:
+                outputs.append(_attend(call.parts[0], q, *fetched, scale, own[0], sinks))
+            elif any(one is not None for one in own):
+                raise NotByRows("the model masks single rows over plain keys and values")
+            else:
+                outputs.append(call.cohort.attend(q, *fetched, scale, sinks))
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _store(self, call: RowsCall, k: mx.array, v: mx.array) -> tuple[Any, Any]:
+        """Append a call's new keys and values, [n, heads, 1, d]. Return all of its cohort or part."""
+        if call.cohort is not None:
+            return cast("tuple[Any, Any]", call.cohort.store(self._index, k, v))
+        (part,) = call.parts
+        return cast("tuple[Any, Any]", self.of(part).update_and_fetch(_turned(part, k), _turned(part, v)))
 
     def of(self, part: SequenceRows) -> Cache:
         """Return the part's own cache at this place."""
@@ -230,7 +247,17 @@ def _attend(
     """Return the attention of one sequence's rows [n, heads, 1, d], computed as [1, heads, n, d]."""
     if mask is None and part.count > 1:
         raise NotByRows("many rows of one sequence came without a mask")
-    return attention(q.transpose(2, 1, 0, 3), k, v, scale, mask, sinks).transpose(2, 1, 0, 3)
+    return _turned(part, attention(_turned(part, q), k, v, scale, mask, sinks))
+
+
+def _turned(part: SequenceRows, array: mx.array) -> mx.array:
+    """Return a part's rows [n, heads, 1, d] as [1, heads, n, d], or the other way round."""
+    return array if part.count == 1 else array.transpose(2, 1, 0, 3)
+
+
+def _cut(array: mx.array, calls: Sequence[RowsCall]) -> Sequence[mx.array]:
+    """Return the rows of each call."""
+    return [array] if len(calls) == 1 else list(mx.split(array, [call.first for call in calls[1:]]))
 
 
 @lru_cache

@@ -252,8 +252,8 @@ class StepModel:
         groups, at = [], 0
         for group in order:
             members = tuple(parts[i] for i in group)
-            rows = sum(part.count for part in members)
-            groups.append(RowsCall(members, at, at := at + rows, self._cohort(members)))
+            groups.append(RowsCall(members, at, self._cohort(members)))
+            at += sum(part.count for part in members)
         return RowStep(tuple(groups)), _row_order(parts, [i for group in order for i in group])
 
     def _cohort(self, parts: Sequence[SequenceRows]) -> Cohort | None:

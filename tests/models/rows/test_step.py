@@ -212,7 +212,7 @@ def test_a_layer_of_a_cohort_has_no_loop_over_its_members(more: int):
 def test_choices_among_tokens_stay_each_sequence_s_own():
     """An indexer returns numbers of a sequence's tokens, or nothing while there are few: neither is a row."""
     parts = [SequenceRows(SequenceCaches([KVCache()], [], CachePlace()), 0, rows) for rows in (2, 1)]
-    step = RowStep((RowsCall((parts[0],), 0, 2), RowsCall((parts[1],), 2, 3)))
+    step = RowStep((RowsCall((parts[0],), 0), RowsCall((parts[1],), 2)))
     cache = RowCache(0, KVCache())
     cache.bind(step)
     choices = [mx.array([[[[1, 0], [0, 1]]]], mx.int32), None]
