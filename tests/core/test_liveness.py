@@ -39,7 +39,7 @@ class Steps:
 
 
 @pytest.mark.parametrize(("predicted", "limit"), [(0.0, 20.0), (0.08, 20.08), (25.0, 45.0), (None, 120.0)])
-def test_a_step_may_take_ten_seconds_more_than_predicted_and_two_minutes_if_nothing_is(
+def test_a_step_may_take_twenty_seconds_more_than_predicted_and_two_minutes_if_nothing_is(
     predicted: float | None, limit: float
 ):
     steps = Steps()
