@@ -12,9 +12,9 @@ from functools import cached_property, lru_cache
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ModelError
+from splitinfer.grammar.answer_rules import AnswerRules
 from splitinfer.grammar.calls import call_grammar
 from splitinfer.grammar.compiling import Compiler
-from splitinfer.grammar.rules import AnswerRules
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary
 from splitinfer.llm.prompts import Prompts
 from splitinfer.text.answer import Tool

@@ -30,7 +30,7 @@ from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.core.scheduler.room import seconds_until_room
+from splitinfer.core.scheduler.retry_after import seconds_until_room
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
@@ -44,8 +44,7 @@ from splitinfer.engine.loop.engine import Engine
 from splitinfer.engine.loop.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull, RequestError
-from splitinfer.llm.absence import Without
-from splitinfer.llm.apart import Apart
+from splitinfer.llm.answer_parts import Apart
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import Prompts
@@ -74,6 +73,7 @@ from splitinfer.llm.setup import (
     with_layers,
     with_settings,
 )
+from splitinfer.llm.without import Without
 from splitinfer.machine.profile import Profiles
 from splitinfer.models.folder.checkpoint import read_recommended
 from splitinfer.models.folder.hub import open_model

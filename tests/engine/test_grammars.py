@@ -22,7 +22,7 @@ from trained import add_heads
 from splitinfer import LLM, Flight, Grammar, SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.errors import ModelError
-from splitinfer.grammar.rules import AnswerRules
+from splitinfer.grammar.answer_rules import AnswerRules
 
 MOST = 40
 NIGHTLY = pytest.mark.nightly

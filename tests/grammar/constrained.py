@@ -19,7 +19,7 @@ from mlx_lm.utils import load_model
 from splitinfer import Grammar, SamplingParams
 from splitinfer.core.rng import position_key
 from splitinfer.demo import TARGET
-from splitinfer.grammar.rules import AnswerRules
+from splitinfer.grammar.answer_rules import AnswerRules
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import Prompts
 from splitinfer.models.folder.hub import open_model

@@ -13,8 +13,8 @@ from test_calls import FUNCTIONS, SYNTAXES, parsed
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from splitinfer import Grammar, SamplingParams
+from splitinfer.grammar.answer_rules import AnswerRules
 from splitinfer.grammar.calls import call_grammar
-from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.text.tokenizer import Tokenizer as TextTokenizer
 

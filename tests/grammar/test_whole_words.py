@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from splitinfer import Grammar, SamplingParams
-from splitinfer.grammar import rules as rules_module
+from splitinfer.grammar import answer_rules as rules_module
 from splitinfer.llm.forms import AnswerForms
 
 WORDS = st.text("aekingqust -é", min_size=1, max_size=12)

@@ -9,7 +9,7 @@ import pytest
 from constrained import save_with_markers
 
 from splitinfer import SamplingParams
-from splitinfer.grammar.rules import AnswerRules
+from splitinfer.grammar.answer_rules import AnswerRules
 from splitinfer.llm import LLM
 
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<b>")

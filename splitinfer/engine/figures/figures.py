@@ -22,7 +22,7 @@ from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.metrics.records import Gained, RequestRecord, Rows, StepRecord
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight, TokenEvent
-from splitinfer.core.scheduler.room import UsualRequest
+from splitinfer.core.scheduler.retry_after import UsualRequest
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.figures.totals import Totals
 from splitinfer.engine.figures.trace import Trace

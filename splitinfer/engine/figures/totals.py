@@ -10,7 +10,7 @@ from typing import Any
 
 from splitinfer.core.metrics.histogram import BETWEEN_TOKENS, LATENCIES, SECONDS, TOKENS, Histogram
 from splitinfer.core.metrics.records import RequestRecord, StepRecord
-from splitinfer.core.scheduler.room import UsualRequest
+from splitinfer.core.scheduler.retry_after import UsualRequest
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.figures.health import UNKNOWN_STAGE
 

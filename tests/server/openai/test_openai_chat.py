@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.loop.requests import StreamEvent, TokenLogprobs
-from splitinfer.llm.apart import Apart
+from splitinfer.llm.answer_parts import Apart
 from splitinfer.server.answer import Answer, Choice, Piece, Usage, written
 from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, AskedChat

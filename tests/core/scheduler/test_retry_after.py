@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.room import LEAST, MOST, UsualRequest, seconds_until_room
+from splitinfer.core.scheduler.retry_after import LEAST, MOST, UsualRequest, seconds_until_room
 from splitinfer.core.sequence import Sequence
 from tests.core.given_costs import GivenCosts, line
 

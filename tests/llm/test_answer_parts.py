@@ -9,7 +9,7 @@ from stages import pipeline
 
 from splitinfer import SamplingParams
 from splitinfer.core.stops import StopUpdate
-from splitinfer.llm.apart import Apart
+from splitinfer.llm.answer_parts import Apart
 from splitinfer.text.answer import AnswerFormat, AnswerPart, ReasoningPart, TextPart, joined
 from tests.text.test_answer import CALL, OSLO, QWEN, TOOLS
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from splitinfer import Grammar, SamplingParams
 from splitinfer.errors import RequestError
-from splitinfer.grammar.rules import AnswerRules
+from splitinfer.grammar.answer_rules import AnswerRules
 from splitinfer.grammar.vocabulary import Thinking
 from splitinfer.llm.forms import AnswerForms
 
