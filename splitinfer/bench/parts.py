@@ -17,7 +17,7 @@ _OPENINGS = (
     "The fisherman went down to the sea in the morning, and when he drew in his net, there was a golden fish in it",
     "In the middle of the forest stood a little house, and an old woman looked out of its window and said",
 )
-_TITLE = "The book of the harbour, part {}. "  # no two prompts begin alike, so no prompt uses another's KV
+_TITLE = "{} of the book of the harbour. "  # no two prompts begin alike, so no prompt uses another's KV
 _FILLER = "The boats lay in the harbour, the nets hung in the wind, and nobody had anything to tell that day. "
 _NEEDLE = "The harbour master wrote the secret number {} into his book. "
 _QUESTION = "What secret number did the harbour master write into his book? It was the number"
@@ -102,14 +102,16 @@ def tasks_of(parts: Iterable[Part], vocab_size: int, tokenizer: Any | None, seed
 
 
 def _needle(tokenizer: Any, length: int, seed: int, number: str) -> list[int]:
-    """Return a prompt of ``length`` tokens with a number in its first third, which it asks for at its end."""
-    title = tokenizer.encode(_TITLE.format(f"{seed}, page {length}"))
+    """Return a prompt of ``length`` tokens with a number in its first third, which it asks for at its end. If it is too
+    short for that, it has its title and the end of the question."""
+    title = tokenizer.encode(_TITLE.format(f"{seed}, page {length}"))[:length]
     needle, question, filler = (
         tokenizer.encode(text, adds_special=False) for text in (_NEEDLE.format(number), _QUESTION, _FILLER)
     )
     room = max(0, length - len(title) - len(needle) - len(question))
     text = (filler * (room // len(filler) + 1))[:room]
-    return [*title, *text[: room // 3], *needle, *text[room // 3 :], *question][-length:]
+    told = [*text[: room // 3], *needle, *text[room // 3 :], *question]
+    return [*title, *told[len(title) - length :]] if length > len(title) else title
 
 
 @dataclass(slots=True)

@@ -60,6 +60,13 @@ def test_a_long_prompt_begins_otherwise_in_every_trial_and_asks_for_its_number()
     assert len({text[:45] for text in texts.values()}) == 4
 
 
+@pytest.mark.parametrize("length", [4, 64, 400])
+def test_a_prompt_of_any_length_begins_with_the_number_of_its_trial(length: int):
+    """Else it would be answered from the KV of an earlier trial."""
+    (one,), (other,) = (tasks_of([prompt_part(length)], 300, Letters(), seed).prompts.values() for seed in (1, 2))
+    assert (chr(one[0]), chr(other[0])) == ("1", "2")
+
+
 def test_no_prompt_is_longer_than_its_part_says():
     parts = speed_parts(8, 40, (2,))
     prompts = tasks_of(parts, 300, Letters(), 1).prompts
