@@ -9,7 +9,7 @@ First all tests of the rooms run once, and each notes which functions it calls. 
 in which the module is compiled from the changed source (no file is touched), and the quickest tests that call the
 changed function run until one fails. Those that survive are printed: each is a promise without a test, or code that
 could go. The same seed draws the same changes while the program is the same, whatever the tests are. Only rooms without
-devices, links and clocks are judged; `planted.py` has sixty faults of the others.
+devices, links and clocks are judged; `planted.py` has faults of the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plants sixty faults (`planted_faults.py`), one at a time, and says of each which test finds it.
+"""Plants the faults of `planted_faults.py`, one at a time, and says of each which test finds it.
 
     python -m tests.planted                                  # all, as scripts/test --all does
     python -m tests.planted --rooms transports --name silence --processes 1 --map /tmp/map.json

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.growth import phase_of
@@ -41,7 +41,7 @@ class WholeState:
 
     def empty(self) -> bool:
         """Return whether nothing was ever stored."""
-        return not any(isinstance(leaf, mx.array) and leaf.size for _, leaf in tree_flatten(vars(self)))
+        return not any(array.size for array in arrays_within(vars(self)))
 
     @property
     def state(self) -> Any:

@@ -19,9 +19,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
-from splitinfer.models.caches.caches import copied_state, states_of
+from splitinfer.models.caches.caches import arrays_within, copied_state, states_of
 from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.library.layers import children_watched
 
@@ -133,8 +132,7 @@ class DraftedBlock:
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays to evaluate together with the block's step."""
-        saved = [leaf for _, leaf in tree_flatten(self.states) if isinstance(leaf, mx.array)]
-        return [*saved, *(array for call in self.calls for array in call.arrays())]
+        return [*arrays_within(self.states), *(array for call in self.calls for array in call.arrays())]
 
 
 def state_caches(caches: SequenceCaches) -> list[Any]:
